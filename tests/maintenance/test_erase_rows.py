@@ -616,9 +616,8 @@ def test_values_that_no_commit_has_any_more(repo: txstore.Repository) -> None:
     assert repo.verify().ok
 
 
-@pytest.mark.parametrize("grows", [False, True])
-def test_what_a_shorter_array_hides(repo: txstore.Repository, grows: bool) -> None:
-    """The chunk at the end is copied with the rows that no reader sees any more."""
+def shortened(repo: txstore.Repository) -> np.ndarray[Any, Any]:
+    """Write an array, make it two rows shorter, and write its last chunk anew; return the rows of the first commit."""
     rows = secret(8)
     with repo.transaction() as store:
         array_of(store, "p", np.arange(10, 18), ["p"], (8,))
@@ -628,12 +627,19 @@ def test_what_a_shorter_array_hides(repo: txstore.Repository, grows: bool) -> No
             zarr.open_array(store, path=path).resize((6,))
     with repo.transaction("written anew") as store:
         zarr.open_array(store, path="v")[4] = 1
+    return rows
+
+
+@pytest.mark.parametrize("grows", [False, True])
+def test_what_a_shorter_array_hides(repo: txstore.Repository, grows: bool) -> None:
+    """The chunk at the end is copied with the rows that no reader sees any more."""
+    rows = shortened(repo)
     if grows:
         with repo.transaction("longer") as store:
             for path in ("p", "v"):
                 zarr.open_array(store, path=path).resize((8,))
             zarr.open_array(store, path="p")[6:] = [20, 21]
-    del store
+        del store
     gc.collect()
     before = contents(repo)
     if grows:  # the old values are seen again, under other labels
@@ -655,15 +661,7 @@ def test_what_a_shorter_array_hides(repo: txstore.Repository, grows: bool) -> No
 @pytest.mark.parametrize("grows", [False, True])
 def test_what_a_commit_has_shown_that_has_expired(repo: txstore.Repository, grows: bool) -> None:
     """No kept commit says that the array was longer once."""
-    rows = secret(8)
-    with repo.transaction() as store:
-        array_of(store, "p", np.arange(10, 18), ["p"], (8,))
-        array_of(store, "v", rows, ["p"], (4,))
-    with repo.transaction("shorter") as store:
-        for path in ("p", "v"):
-            zarr.open_array(store, path=path).resize((6,))
-    with repo.transaction("written anew") as store:
-        zarr.open_array(store, path="v")[4] = 1
+    rows = shortened(repo)
     with repo.transaction("its label is another row's") as store:
         zarr.open_array(store, path="p")[0] = 17
         if grows:  # one of them is seen again

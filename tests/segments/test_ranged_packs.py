@@ -805,7 +805,7 @@ def test_an_answer_of_before_all_was_forgotten_is_not_kept(objects: FakeObjects,
     """An erasure replaces files, and then empties the caches: what is under way meanwhile may be what it has erased."""
     cache = PackCache(CacheDirectory(str(tmp_path), 1 << 30), PieceMemory(64 << 20))
     values = Values(objects, 3, length, cache=cache)
-    objects.before = lambda path: cache.heed(None)
+    objects.before = lambda path: cache.forget_all()
     values.view(1)
     assert cache.find_start(values.name.id, values.offsets[1], length) == []
     objects.before = lambda path: None

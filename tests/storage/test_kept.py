@@ -484,7 +484,7 @@ def test_packs_are_read_through_it(path: Path) -> None:
 
 def test_what_was_asked_for_before_all_was_forgotten_is_not_kept(cache: PackCache) -> None:
     """Its file may have been replaced meanwhile, by an erasure."""
-    for forget in (lambda: cache.heed(None), lambda: cache.forget(ID)):
+    for forget in (lambda: cache.forget_all(), lambda: cache.forget(ID)):
         since = cache.state
         forget()
         cache.keep(ID, 0, piece(0, 100), since=since)

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import contextlib
-import difflib
 import re
 from collections.abc import Iterator
 from datetime import datetime, timedelta
@@ -17,6 +16,7 @@ from txstore.errors import CommitNotFoundError, CorruptionError, KeyFormatError,
 from txstore.format import names
 from txstore.format.commitfile import CommitName
 from txstore.history.commits import Commits
+from txstore.history.kept_commits import near_names
 from txstore.storage.objects.errors import NoListsError
 
 #: The ways to name a commit: see `find_commit`. A negative number counts from the head, which is -1.
@@ -175,9 +175,8 @@ def _advice(commits: Commits, asked: str) -> str:
         there = [*commits.tags.names(), MAIN, *commits.branches.all(), HEAD]
     except NoListsError:
         there = []
-    near = difflib.get_close_matches(asked, there, cutoff=0.5)
-    meant = f"there is {' and '.join(map(repr, near))}; " if near else "there is no such commit; "
-    return f"{meant}a commit is named by {_UNDERSTOOD}; repo.log() and `txstore log` list them"
+    meant = near_names(asked, there) or "there is no such commit"
+    return f"{meant}; a commit is named by {_UNDERSTOOD}; repo.log() and `txstore log` list them"
 
 
 def _kept(commits: Commits, branch: str) -> Iterator[Stored]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import difflib
-from collections.abc import Callable, Collection, Iterator
+from collections.abc import Callable, Collection, Iterator, Sequence
 
 from txstore.commit import MAIN, Stored
 from txstore.errors import CommitNotFoundError, CorruptionError
@@ -17,6 +17,12 @@ from txstore.history.identity import Identity
 from txstore.steps import step
 from txstore.storage.interface import Storage, read_listed
 from txstore.storage.objects.errors import NoListsError
+
+
+def near_names(asked: str, there: Sequence[str]) -> str:
+    """Return a text with the names that are similar to an unknown one; "" if none is."""
+    near = difflib.get_close_matches(asked, there, cutoff=0.5)
+    return f"there is {' and '.join(map(repr, near))}" if near else ""
 
 
 class TagNames:
@@ -50,11 +56,10 @@ class TagNames:
             raise CorruptionError(path, reason=error.reason) from error
 
     def _missing(self, name: str) -> CommitNotFoundError:
-        near: list[str] = []
+        near = ""
         with contextlib.suppress(NoListsError):
-            near = difflib.get_close_matches(name, self.names(), cutoff=0.5)
-        told = f"there is {' and '.join(map(repr, near))}" if near else "see repo.tags"
-        return CommitNotFoundError(f"tag {name!r}", advice=f"there is no such tag; {told}")
+            near = near_names(name, self.names())
+        return CommitNotFoundError(f"tag {name!r}", advice=f"there is no such tag; {near or 'see repo.tags'}")
 
     def check_free(self, name: str) -> None:
         """Raise `ValueError` if a tag has the name of a branch: `at=` takes both."""

@@ -551,9 +551,10 @@ class Snapshots:
         told, has_unfinished = self._erasures()
         if told == self._heeded and not (self.is_ranged and has_unfinished):
             return False
-        if self.is_ranged:
-            # One that has not ended may have replaced files since, whoever has heeded it before.
-            self._commits.storage.cache.heed(None if has_unfinished else told)
+        if self.is_ranged and has_unfinished:  # this erasure may have replaced files since another reader heeded it
+            self._commits.storage.cache.forget_all()
+        elif self.is_ranged:
+            self._commits.storage.cache.heed(told)
         self.forget(())
         self._heeded = told
         return True

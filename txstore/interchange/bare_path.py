@@ -153,7 +153,7 @@ def _look(root: str | os.PathLike[str], prefix: str) -> None:
         return
     above = ""
     while path != above:
-        if all(os.path.lexists(os.path.join(path, name)) for name in (names.FORMAT, names.commits_directory("main"))):
+        if names.is_repository(path):
             raise BarePathError(path)
         path, above = os.path.dirname(path), path
 

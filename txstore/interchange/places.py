@@ -20,6 +20,7 @@ from zarr.buffer import default_buffer_prototype
 from zarr.storage import LocalStore
 
 from txstore._native import local
+from txstore.codecs import bounded_codecs
 from txstore.errors import SourceError
 from txstore.storage.foreign_values import version_of
 from txstore.storage.objects.urls import LOCAL, check_slashes, missing_package, public
@@ -41,7 +42,7 @@ _NETCDF_NAMES = (".nc", ".nc4", ".cdf", ".netcdf")
 #: fsspec's caching protocols.
 _CACHES = {"blockcache", "cached", "filecache", "simplecache"}
 _WEB, _ARCHIVES = {"http", "https"}, {"zip", "tar", "libarchive"}
-#: An open store is asked for so many sizes at a time.
+#: For how many sizes an import asks an open store at a time.
 _AT_A_TIME = 64
 #: How a zip file packs what is unpacked as far as it is asked for: not at all, and by deflate. None: of other files.
 _BOUNDED = (None, 0, 8)
@@ -215,13 +216,11 @@ class Place:
 
     def _check_unpacked(self, name: str, info: Mapping[str, Any]) -> None:
         """Raise `SourceError` for a file of an archive that is unpacked to more than fits in memory, or may be."""
-        from txstore.codecs.bounded_codecs import MOST_IN_MEMORY  # late: it imports zarr
-
         if info.get("compress_type") not in _BOUNDED:
             raise SourceError(self.url, f"{name!r} is packed neither by deflate nor not at all: unpack it yourself")
-        size = int(info.get("size") or 0)
-        if self._is_archive and size > MOST_IN_MEMORY and info.get("compress_size") != size:
-            told = f"{name!r} is unpacked to {size:,} bytes, more than {MOST_IN_MEMORY:,}: unpack the archive yourself"
+        size, most = int(info.get("size") or 0), bounded_codecs.MOST_IN_MEMORY
+        if self._is_archive and size > most and info.get("compress_size") != size:
+            told = f"{name!r} is unpacked to {size:,} bytes, more than {most:,}: unpack the archive yourself"
             raise SourceError(self.url, told)
 
     def check_inside(self, names: Iterable[str]) -> None:
@@ -377,7 +376,7 @@ def places(sources: Iterable[Source], options: Mapping[str, Any] | None) -> list
 def _check_links(path: str, directory: str) -> None:
     """Raise `SourceError` if a link of somebody else leads to a match of a pattern below a directory.
 
-    Nobody has named the match, and others may write there. A link that only leads to files of its owner does no harm.
+    The caller has not named the match, and other users may write there. A link to files of its owner does no harm.
     """
     while len(path) > len(directory):
         owner = os.lstat(path).st_uid

@@ -149,7 +149,7 @@ def erasing(commits: Commits, snapshots: Snapshots, *, timeout: float | None) ->
             turn.finish_interrupted()
             yield turn
         finally:  # files that a vacuum has deleted are in no survey, and the cache may have pieces of them
-            commits.storage.cache.heed(None)
+            commits.storage.cache.forget_all()
 
 
 class Erasing:

@@ -43,7 +43,7 @@ const PASSING = new Set([408, 425, 429, 500, 502, 503, 504]);
 /** @typedef {{ begin: number, end: number, resolve: (bytes: Uint8Array | undefined) => void, reject: (error: unknown) => void }} Wanted */
 /** Lists a directory. undefined: there is none, or this is no list. @typedef {(path: string, options: Reading, retries?: number) => Promise<string[] | undefined>} Way */
 /**
- * A part of a file: from one offset to another, or at most so many of the last bytes. If it has to be there as a whole, nothing is read of one that is not.
+ * A part of a file: from one offset to another, or at most `tail` of the last bytes. With `isWhole`, the reader refuses a part that the file ends before, and reads none of it.
  * @typedef {{ begin: number, end: number, isWhole?: boolean } | { tail: number }} Part
  */
 
@@ -69,7 +69,7 @@ export class HttpSource {
     return found?.bytes;
   }
 
-  /** Read at most so many of the last bytes. @param {string} path @param {number} length @param {Reading} [options] */
+  /** Read at most `length` of the last bytes. @param {string} path @param {number} length @param {Reading} [options] */
   async tail(path, length, options = {}) {
     return this.file(path, { tail: length }, options);
   }

@@ -448,17 +448,21 @@ class PackCache:
         if self._directory is not None:
             self._directory.forget(pack_id)
 
-    def heed(self, erasures: bytes | None) -> None:
-        """Forget what was read before some erasures, unless this was done.
-
-        `erasures` stands for them: 16 bytes. None: forget all, since one of them has not ended.
-        """
-        parts: list[PieceMemory | CacheDirectory] = [] if self._directory is None else [self._directory]
-        for part in (*parts, self._memory):  # what is in memory comes from the directory
-            if erasures is None or part.find(erasures, 0) is None:
+    def heed(self, erasures: bytes) -> None:
+        """Forget what was read before some erasures, unless this was done. `erasures` stands for them: 16 bytes."""
+        for part in self._parts():
+            if part.find(erasures, 0) is None:
                 part.forget_all()
-                if erasures is not None:
-                    part.keep(erasures, 0, b"\0")  # as if it were a piece of a pack
+                part.keep(erasures, 0, b"\0")  # as if it were a piece of a pack
+
+    def forget_all(self) -> None:
+        for part in self._parts():
+            part.forget_all()
+
+    def _parts(self) -> Iterator[PieceMemory | CacheDirectory]:
+        if self._directory is not None:
+            yield self._directory
+        yield self._memory  # the last one: what is in memory comes from the directory
 
 
 def open_cache(cache_dir: str | os.PathLike[str] | None = None, cache_size: int = CACHE_SIZE) -> PackCache:

@@ -205,13 +205,11 @@ class Committer:
         brought = self.publisher.end + sum(pack.end for pack in self.own_run.packs)
         at_once = compaction.IN_OBJECTS if self.commits.staged.uploads else compaction.ON_DISK
         if chosen := compaction.merged_by_commit(head.run_names, at_once, brought):
-            branch = self.publisher.branch
-            # Far away no erasure waits for who has opened a run. What it erases is live on no branch, but on one that
-            # begins at an older commit.
-            is_own = all(name.pack is not None and name.pack.branch == branch for name in chosen)
-            runs = (
-                head.runs_named(chosen) if is_own or not self.snapshots.is_ranged else self.snapshots.as_stored(chosen)
-            )
+            # An erasure far away does not wait for processes that have opened a run. It leaves no erased value live on
+            # a branch, unless the branch begins at an older commit: then the run is not the branch's own.
+            own = (name.pack is not None and name.pack.branch == self.publisher.branch for name in chosen)
+            is_stale = self.snapshots.is_ranged and not all(own)
+            runs = self.snapshots.as_stored(chosen) if is_stale else head.runs_named(chosen)
             content = runs.merge(len(chosen), self.commits.storage)
             section = self.publisher.append(content)
             run = index.name_run(content, 0, section.offset)

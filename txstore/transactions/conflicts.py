@@ -120,8 +120,8 @@ def _told_of_commit(head: Snapshot, key: str) -> str:
     found, commit = head.runs.lookup(encode_key(key)), head.commit
     if found is None or commit is None:
         return ""
-    message = f", {commit.message.partition(chr(10))[0][:60]!r}" if commit.message else ""
-    whose = f" by {commit.author}{message}" if found.seq == head.seq else ""
+    title = commit.message.partition("\n")[0][:60]
+    whose = f" by {commit.author}{f', {title!r}' if title else ''}" if found.seq == head.seq else ""
     return f" ({commit.branch}@{commit.version - (head.seq - found.seq)}{whose})"
 
 

@@ -149,7 +149,7 @@ export async function show(view, parts, query) {
 
   view.committed = async () => {
     if (filter.path) return;
-    // Those that were seen before are not read again; names may have moved to others.
+    // The walk reads no commit again that it has seen; names may have moved to others.
     const answer = await api.commits({ ...filter, limit: state.commits.length + FIRST }, signal).catch(view.tell);
     if (!answer) return;
     const fresh = answer.commits.findIndex((each) => each.id === state.commits[0]?.id);
