@@ -27,6 +27,7 @@ import zarr  # noqa: F401 -- now: when it is imported, it draws a number, which 
 import txstore
 from tests.tools.compaction_outputs import listed
 from tests.vectors import expected
+from txstore import repository
 from txstore.commit_queue import group_commits
 from txstore.constraints import OnlyGrows, Sorted, Unique
 from txstore.format import commitfile, encoding, names, records
@@ -71,6 +72,7 @@ def fixed(seed: str) -> Iterator[None]:
         mock.patch.object(platform, "node", return_value="lab"),
         # Their names are random, and no reader needs them.
         mock.patch.object(operations, "recorded", return_value=nullcontext({})),
+        mock.patch.object(repository, "recorded", return_value=nullcontext({})),
         mock.patch("getpass.getuser", return_value="ana"),
         # Neither do they need the turn of erasures, nor what an erasure asks before it begins.
         mock.patch.object(LocalStorage, "alone", return_value=nullcontext(lambda: None)),
