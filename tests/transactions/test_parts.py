@@ -427,3 +427,28 @@ def test_parts_in_a_transaction_with_a_name(repo: txstore.Repository) -> None:
     assert read_chunk(last, KEY) == [1, 1, 2, 2, *BASE[4:]]
     last.commit()
     assert at_head(repo) == [1, 1, 2, 2, 14, 15, 3, 17]
+
+
+@pytest.mark.parametrize("lost", [0, 1])
+def test_a_part_over_one_of_two_does_not_hide_what_was_lost_of_the_other(repo: txstore.Repository, lost: int) -> None:
+    """What is written over one of two that did not know of one another keeps the elements of both."""
+    create(repo)
+    named = open_named(repo, "job")
+    two = [join_in_this_process(repo, named._staging.record.id) for _ in range(2)]
+    write_part(two[lost], KEY, slice(0, 2), 1)  # element 2 is missing
+    write_part(two[1 - lost], KEY, slice(3, 5), 2)
+    two[1 - lost].participation.seal()
+    two[lost]._staging.part.close()
+    later = join_in_this_process(repo, named._staging.record.id)
+    write_part(later, KEY, slice(3, 6), 3)
+    later.participation.seal()
+    for each in (two[1 - lost], later):
+        each._staging.part.close()
+    with pytest.raises(ParticipantLostError, match=KEY):
+        named.commit("job")
+    again = join_in_this_process(repo, named._staging.record.id)
+    write_part(again, KEY, slice(0, 3), 4)
+    again.participation.seal()
+    again._staging.part.close()
+    named.commit("job")
+    assert read_chunk(repo.snapshot().mapping, KEY) == [4, 4, 4, 3, 3, 3, 16, 17]

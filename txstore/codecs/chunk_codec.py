@@ -88,8 +88,8 @@ class ChunkDecoder:
 class ChunkCodec(ChunkDecoder):
     """Decodes and encodes one chunk, whose elements have a fixed size."""
 
-    def __init__(self, document: str, content: bytes, chunk: str) -> None:
-        super().__init__(document, content, chunk)
+    def __init__(self, document: str, content: bytes, chunk: str, *, keeps_empty: bool = False) -> None:
+        super().__init__(document, content, chunk, keeps_empty=keeps_empty)
         if self.dtype.hasobject or self.dtype.kind not in _FIXED_SIZE:
             raise NotMergeableError(f"elements of {self.dtype} can't be compared bit by bit")
 

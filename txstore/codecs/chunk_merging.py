@@ -22,12 +22,18 @@ class ChunkMerger:
 
     def __init__(self, document: str, content: bytes, chunk: str) -> None:
         """`document` is the name of the array's metadata document, `chunk` the key relative to it."""
-        self._codec = ChunkCodec(document, content, chunk)
+        self._about = document, content, chunk
+        self._codec = ChunkCodec(*self._about)
 
     @property
     def whole(self) -> Region:
         """The box of the whole chunk."""
         return Region.of_box(tuple([(0, extent) for extent in self._codec.shape]))
+
+    def all_fill(self) -> bytes | None:
+        """Return a chunk of nothing but fill values, as it is stored where such chunks are not left out."""
+        codec = ChunkCodec(*self._about, keeps_empty=True)
+        return codec.encode(codec.decode(None))
 
     def differ(self, one: Value, other: Value, region: Region) -> bool:
         """Tell whether two versions of a chunk differ in an element of a region: by their bits, not their values."""

@@ -66,6 +66,16 @@ class Region:
         found = Region(_joined((*self.boxes, *other.boxes)))
         return found if len(found.boxes or ()) <= MAX_BOXES else found._around()
 
+    def __and__(self, other: Region) -> Region:
+        if self.boxes is None or other.boxes is None:
+            return other if self.boxes is None else self
+        return Region.of_all(
+            Region((tuple((max(a, b), min(c, d)) for (a, c), (b, d) in zip(one, another, strict=True)),))
+            for one in self.boxes
+            for another in other.boxes
+            if _intersect(one, another)
+        )
+
     def _around(self) -> Region:
         """Return the box around all boxes: not `WHOLE`, though it may be as large, since not all of it was written."""
         boxes = self.boxes or ()

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Mapping
 from contextlib import suppress
 
 from txstore import observing
@@ -20,6 +20,7 @@ from txstore.errors import (
     raise_if_full,
 )
 from txstore.format import packfile
+from txstore.format.documents import DocumentChange, compare_documents
 from txstore.format.regions import WHOLE, Region
 from txstore.history.commits import Commits
 from txstore.history.full_disk import Spare
@@ -30,6 +31,7 @@ from txstore.transactions.lifecycle import Lifecycle
 from txstore.transactions.locking import Locking
 from txstore.transactions.own_part import Part
 from txstore.transactions.participants.chains import Link
+from txstore.transactions.participants.shared import SharedTransaction
 from txstore.transactions.staging import Staging
 from txstore.transactions.view import View
 
@@ -278,6 +280,11 @@ def close_parts(part: Part, view: View, *, allow_lost: bool = False) -> None:
     if broken and (killed := siblings.killed(shared)):  # other processes may have repeated their tasks
         broken = staged.settle(lost | dict.fromkeys(killed, -1), are_equal, given_up, among=broken)
     lost_keys = siblings.lost_keys(lost, whole)
+    lost_keys += [
+        key
+        for key in _built_on_lost(part, view, shared, {n: at for n, at in lost.items() if n not in given_up})
+        if key not in lost_keys
+    ]
     if allow_lost:  # except keys whose values a loss of power destroyed, because they were never synced
         lost_keys = [key for key in lost_keys if _is_damaged(view, key)]
     if lost and not lost_keys:
@@ -290,6 +297,22 @@ def close_parts(part: Part, view: View, *, allow_lost: bool = False) -> None:
             reason=_UNKNOWN_TO_EACH_OTHER + "".join(_told_of_regions(view, key) for key in broken[:1]),
             advice=_LOCKED_TOO_LATE if all(_have_locked(part, key) for key in broken) else _TAKE_TURNS,
         )
+
+
+def _built_on_lost(part: Part, view: View, shared: SharedTransaction, lost: Mapping[int, int]) -> set[str]:
+    """Return the documents of which a lost participant changed more than attributes, and others kept its change (I8).
+
+    Who changes an attribute or appends writes the shape that it has seen, too: the rows of the lost one may be missing.
+    """
+    found, siblings = set[str](), part.members.siblings
+    for key, left, kept in view.staged.documents_on_lost(lost):
+        own = siblings.counting(shared, left.participant, key)
+        before: list[Link | None] = [*kept, own] if own is not None else [*kept] or [None]  # None: the base's
+        after = view.content(key, left)
+        changes = {compare_documents(key, view.content(key, link), after) for link in before}
+        if changes.isdisjoint((DocumentChange.NONE, DocumentChange.ATTRIBUTES)):
+            found.add(key)
+    return found
 
 
 def _told_of_regions(view: View, key: str) -> str:

@@ -26,6 +26,7 @@ from txstore.transactions.participants.chains import (
     is_repeated,
     is_undone,
     know_of,
+    known_to,
     merged,
     newest,
     resolve,
@@ -478,20 +479,27 @@ class StagedKeys:
             found.update(key for key, ref in self._refs.below(prefix) if places.keys() != {place_of(ref)[0]})
         return found
 
-    def lost_keys(self, lost: Mapping[int, int], whole: Callable[[str], Region] = lambda _: WHOLE) -> list[str]:
+    def lost_keys(
+        self,
+        lost: Mapping[int, int],
+        whole: Callable[[str], Region] = lambda _: WHOLE,
+        given_up: Collection[int] = (),
+    ) -> list[str]:
         """Return the keys and prefixes whose counting frame comes from a participant with an incomplete part.
 
         Also those with such frames that no participant has repeated wholly: one that joined later may have built on
-        them. `whole` returns the box of a whole chunk. Call `settle` first.
+        them. `whole` returns the box of a whole chunk. Call `settle` first: it returns what was built on aborted ones,
+        those of participants in `given_up`.
         """
         keys = [
             key
             for key, link in self.items()
             if key in self._undone
-            or any(is_lost(each.place, lost) for each in self.layers(key) or [link])
+            or (is_lost(link.place, lost) and not self.layers(key))
             or any(
                 is_lost(each.place, lost) and not self.is_repeated(key, each, lost, whole)
                 for each in (self.links(key) if lost else ())
+                if each.participant not in given_up or self.layers(key)
             )
         ]
         return keys + [
@@ -499,6 +507,28 @@ class StagedKeys:
             for prefix, places in sorted(self._prefixes.items())
             if all(is_lost(Predecessor(each, sequence), lost) for each, (sequence, _) in places.items())
         ]
+
+    def documents_on_lost(self, lost: Mapping[int, int]) -> Iterator[tuple[str, Link, list[Link]]]:
+        """Yield the lost links on documents from which others have made newer ones, each with the kept ones before it.
+
+        Not if a participant has written the same once more since, or has deleted a prefix above it.
+        """
+        for key, link in self.items() if lost else ():
+            if not is_document(key) or link.kind == packfile.FRAME_TOMBSTONE:
+                continue
+            links = self.links(key)
+            kept = [each for each in links if not is_lost(each.place, lost)]
+            prefixes = self._prefixes_above(key)
+            anew = {place.participant for place in prefixes}
+            for left in (each for each in links if is_lost(each.place, lost)):
+                on = [each for each in kept if _has_seen_lost(each, left, lost)]
+                versions = [left, *on]
+                is_again = any(_content(each) in map(_content, versions[: versions.index(each)]) for each in on) or any(
+                    _content(each) in map(_content, versions) for each in kept if each not in on
+                )
+                if on and not is_again and anew.isdisjoint(each.participant for each in on):
+                    known = known_to(left, links, prefixes) or set()
+                    yield key, left, [each for each in kept if each.place in known]
 
     def restart(self, me: int) -> None:
         """Be empty, as another participant."""
@@ -518,6 +548,16 @@ class StagedKeys:
 def _is_foreign(link: Link) -> bool:
     """Tell whether a frame has seen another participant's."""
     return isinstance(link.seen, Predecessor) and link.seen.participant != link.participant
+
+
+def _has_seen_lost(link: Link, left: Link, lost: Mapping[int, int]) -> bool:
+    """Tell whether the writer of a link had seen lost frames of another one."""
+    seen = link.seen
+    return isinstance(seen, Predecessor) and seen.participant == left.participant and is_lost(seen, lost)
+
+
+def _content(link: Link) -> tuple[int, int, int]:
+    return link.kind, link.length, link.checksum
 
 
 _NOTHING = Region(())

@@ -133,13 +133,15 @@ class Staging:
         apart = [end for end in self.staged.ends(key) if end.place != known.seen]
         # The rest of the chunk is not the base's.
         is_reflinked = self.view.reflinks.any and self.view.reflinks.find(key) is not None
-        overlaps = any(end.region.intersects(region) for end in apart)
-        # A frame of the whole chunk vouches for a deletion above it (I7). A part may lie over values that should have
-        # been deleted: then the frame doesn't say that the others were seen, and the commit refuses it.
-        if is_reflinked or not region.encode() or (overlaps and self.staged.know_of_deletions(key)):
+        below = [end for end in apart if end.region.intersects(region)]
+        if is_reflinked or not region.encode():
             self.stage(packfile.FRAME_VALUE, key, encoded, value)
             return
         self.part.begin()
+        # A part may lie over values that should have been deleted: then no frame says that the others were seen, and
+        # the commit refuses it (I7). Else one for each says so: a frame of the whole would hide what others have lost.
+        for end in below if below and self.staged.know_of_deletions(key) else ():
+            self._append(packfile.FRAME_PARTIAL, key, encoded, value, end.place, end.region & region)
         self._append(packfile.FRAME_PARTIAL, key, encoded, value, known.seen, region)
         self.part.check_open()
 

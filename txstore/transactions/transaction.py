@@ -292,7 +292,8 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         """Change a part of a value. No other thread of this process writes the key meanwhile.
 
         `change` gets the value, or None if there is none. It returns the new value, or None to delete the key, which
-        counts as writing the whole value. It must not use the transaction. If it raises an error, nothing is staged and
+        counts as writing the whole value: but not of a chunk with a region, if other processes can see the transaction.
+        It must not use the transaction. If it raises an error, nothing is staged and
         the caller gets the error.
 
         `region` is the written part of a chunk, in the chunk's own coordinates. With a region, the commit merges the
@@ -305,6 +306,8 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             value = change(self.get_view(key) if known is None else known.value)
             if value is not None and is_document(key):
                 value = self._with_moves(key, _contiguous(value))
+            if value is None and region is not None and not self.staged.is_alone:
+                value = self.staged.all_fill(key, region)
             if value is None:
                 self.lifecycle.stage_in_turn(packfile.FRAME_TOMBSTONE, key, encoded, b"")
             elif known is None or region is None:

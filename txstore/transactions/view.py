@@ -159,6 +159,17 @@ class View(Hierarchy):
                     return ChunkMerger(name, content, below(document, key))
         raise NotMergeableError("there is no array above it")
 
+    def all_fill(self, key: str, region: Region) -> bytes | None:
+        """Return a chunk of nothing but fill values as a value, for a frame that names the written region (I7).
+
+        None if the region is the whole chunk, or if the chunk can't be merged: then the key is to be deleted.
+        """
+        try:
+            merger = self.merger(key)
+            return None if region.contains(merger.whole) else merger.all_fill()
+        except NotMergeableError:
+            return None
+
     def _read_outside(self, record: bytes) -> memoryview:
         return self.base.sources.read(_decode_record(record))
 

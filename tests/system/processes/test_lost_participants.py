@@ -300,3 +300,86 @@ def test_who_joins_later_does_not_hide_what_another_has_lost(repo: txstore.Repos
     run({0: 1, 1: 2, 2: 3})
     repo.transaction(name="job").commit("job")
     assert committed(repo) == [1, 2, 3, -1, -1, -1, 7, -1, -1]
+
+
+def test_elements_that_leave_only_fill_values_are_a_part_of_the_chunk(repo: txstore.Repository) -> None:
+    """Such a chunk would be deleted, as a whole. That would hide what another has lost of it."""
+    with repo.transaction() as store:
+        zarr.create_array(store, name="x", data=np.array([7, 0, 0, 0]), chunks=(4,))
+    store = repo.transaction()
+    with members(store, 2) as (worker, other):
+        worker.do(enter)
+        worker.do(fill, "x", 2, 3, 5)
+        worker.kill()
+        other.do(fill, "x", 0, 1, 0)
+        other.leave()
+    with pytest.raises(txstore.ParticipantLostError) as caught:
+        store.commit()
+    assert caught.value.keys == ("x/c/0",)
+    fill(store, "x", 2, 4, 5)
+    store.commit()
+    assert committed(repo) == [0, 0, 5, 5]
+
+
+def test_who_joins_later_and_leaves_only_fill_values_does_not_hide_what_another_has_lost(
+    repo: txstore.Repository,
+) -> None:
+    with repo.transaction() as store:
+        zarr.create_array(store, name="x", data=np.array([7, 0, 0, 1]), chunks=(4,))
+    for elements, dies in (({0: 0}, True), ({3: 0}, False)):
+        process = multiprocessing.get_context("fork").Process(target=_write_some, args=(repo.url, elements, dies))
+        process.start()
+        process.join(TIMEOUT)
+    with pytest.raises(txstore.ParticipantLostError, match="x/c/0"):
+        repo.transaction(name="job").commit("job")
+
+
+def append_half(store: TxStore, value: int) -> None:
+    """Die when the document is staged, with its new shape, and none of the new rows."""
+    z = zarr.open_array(store, path="x")
+    for name in ("stage_part", "stage_batch"):
+        setattr(store.mapping._staging, name, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+    z.append(np.full(4, value))
+
+
+def append_whole(store: TxStore, value: int) -> None:
+    zarr.open_array(store, path="x").append(np.full(4, value))
+
+
+def set_attribute(store: TxStore, value: int) -> None:
+    zarr.open_array(store, path="x").attrs["a"] = value
+
+
+def resize(store: TxStore, *shape: int) -> None:
+    zarr.open_array(store, path="x").resize(shape)
+
+
+@pytest.mark.parametrize("then", [(append_whole, 2), (set_attribute, 2)], ids=["append", "attributes"])
+def test_who_goes_on_from_a_half_append_does_not_hide_it(repo, store, then):
+    """The rows in between would be fill values."""
+    length = 32
+    with members(store, 3) as (before, worker, other):
+        before.do(locked, "x", txstore.APPEND, append_whole, 1)
+        worker.begin(locked, "x", txstore.APPEND, append_half, 3)
+        worker.process.join(TIMEOUT)
+        other.do(locked, "x", txstore.APPEND, *then)
+        other.leave()
+    with pytest.raises(txstore.ParticipantLostError) as caught:
+        store.commit()
+    assert "x/zarr.json" in caught.value.keys
+    store.commit(allow_lost=True)
+    assert committed(repo)[length : length + 8] == [1] * 4 + [0] * 4
+
+
+@pytest.mark.parametrize("lost", [(set_attribute, 1), (resize, 36)], ids=["attributes", "resize"])
+def test_what_is_done_again_in_a_document_is_not_lost(repo, store, lost):
+    """Also where the one that died had changed its shape before, in a block that it had left."""
+    with members(store, 2) as (worker, other):
+        worker.do(locked, "x", txstore.APPEND, append_whole, 1)
+        worker.do(enter)
+        worker.do(locked, "x", txstore.METADATA, *lost)
+        worker.kill()
+        other.do(locked, "x", txstore.METADATA, *lost)
+        other.leave()
+    store.commit()
+    assert committed(repo)[32:] == [1] * 4

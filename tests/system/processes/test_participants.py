@@ -147,6 +147,19 @@ def test_halves_of_one_chunk_without_a_lock(repo, store):
     assert committed(repo)[4:8] == [1, 1, 2, 2]
 
 
+@pytest.mark.parametrize("isolation", ["snapshot", "serializable"])
+@pytest.mark.parametrize("values", [(0, 2), (2, 0), (0, 0)])
+def test_halves_of_one_chunk_of_which_one_is_all_fill_value(repo, store, values, isolation):
+    store.rollback()
+    store = repo.transaction(isolation=isolation)
+    with members(store, 2) as (first, second):
+        first.do(fill, "x", 4, 6, values[0])
+        second.do(fill, "x", 6, 8, values[1])
+        store.commit()
+    assert committed(repo)[4:8] == [values[0]] * 2 + [values[1]] * 2
+    assert ("x/c/1" in repo.mapping()) == any(values)
+
+
 def create_anew(store: TxStore) -> None:
     zarr.create_array(store, name="x", shape=(32,), chunks=(4,), dtype="i8", overwrite=True)
 

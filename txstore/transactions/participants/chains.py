@@ -237,15 +237,23 @@ def is_repeated(
 
     A process may have written again what the lost writer had seen of it. It is unknown what it has written since.
     """
+    known = known_to(link, links, prefixes)
+    if known is None:
+        return False
+    written = _united(other for other in kept if other.place not in known)
+    return written.contains(link.region) or (link.region.is_whole and written.contains(whole()))
+
+
+def known_to(link: Link, links: Sequence[Link], prefixes: Prefixes) -> set[Predecessor] | None:
+    """Return the places of the links whose writers a link's writer had learned from. None if that is unknown."""
     learned, known, found = _learned(links, prefixes), set[Predecessor](), [link]
     if learned is None:
-        return False
+        return None
     while found:
         others = [other for other in learned[found.pop().place] if other.place not in known]
         known.update(other.place for other in others)
         found += others
-    written = _united(other for other in kept if other.place not in known)
-    return written.contains(link.region) or (link.region.is_whole and written.contains(whole()))
+    return known
 
 
 def order(links: Sequence[Link], prefixes: Prefixes | None = None) -> list[Link] | None:

@@ -461,12 +461,23 @@ class Siblings:
         """Return the participants that aborted their work, each with the last frame that still counts."""
         return {number: tail.kept for number, tail in self._tails.items() if tail.kept is not None}
 
+    def counting(self, shared: SharedTransaction, participant: int, key: str) -> Link | None:
+        """Return the last frame on a key that counts of a participant that has lost later ones."""
+        links = [
+            _link(participant, frame)
+            for frame in shared.tail(participant).new_frames()
+            if frame.kind in packfile.FRAMES_OF_KEYS
+            and frame.sequence <= self._lost[participant]
+            and _key_of(frame, self._tails[participant].path) == key
+        ]
+        return links[-1] if links else None
+
     def lost_keys(self, lost: Mapping[int, int], whole: Callable[[str], Region]) -> list[str]:
         """Return the keys whose counting frame is from a lost participant, or that it was staging when it died.
 
         `whole` returns the box of a whole chunk.
         """
-        keys = self._staged.lost_keys(lost, whole)
+        keys = self._staged.lost_keys(lost, whole, self.given_up())
         unfinished = (
             (stored_key(frame.key, self._tails[number].path), _link(number, frame))
             for number in lost
