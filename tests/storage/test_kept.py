@@ -108,6 +108,18 @@ def test_what_is_forgotten_is_gone(cache: PackCache, path: Path) -> None:
     assert all(OTHER.hex() in str(file) for file in pieces_of(path))
 
 
+def test_what_threads_keep_at_once_is_found(path: Path) -> None:
+    """None of them writes over what another one has just listed."""
+    directory = CacheDirectory(str(path), 64 << 20)
+    directory.keep(ID, 0, piece(0, 10))
+    for i in range(1, 60):
+        time.sleep(0.11 if i % 20 == 0 else 0)  # then the directory is listed again, and that is believed
+        with ThreadPoolExecutor(3) as pool:
+            offsets = [1000 * (3 * i + j) for j in range(3)]
+            list(pool.map(lambda offset: directory.keep(ID, offset, piece(offset, 10)), offsets))
+        assert [directory.find(ID, offset) is not None for offset in offsets] == [True] * 3
+
+
 def test_threads_keep_and_find(cache: PackCache) -> None:
     def work(seed: int) -> None:
         source = Random(seed)

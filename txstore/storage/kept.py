@@ -231,28 +231,31 @@ class CacheDirectory:
         size = _cost(piece[1] - offset + CHECKSUM.size)
         if piece[1] == offset or size > max(self.limit * _DISK_SHARE, _BLOCK):
             return
-        pieces = self._listing(pack_id)
-        if _at(pieces, *piece) is not None:
+        if _at(self._listing(pack_id), *piece) is not None:
             return
         self._make_room(size)
         with contextlib.suppress(OSError):  # a full disk or a deleted directory is not an error
             new, path = self._create(content, _checksum(pack_id, offset, content)), _file(pack_id, piece)
             try:
-                try:
-                    self._tree.replace(new, path)
-                except FileNotFoundError:
-                    for end in (path.index("/"), path.rindex("/")):
-                        with contextlib.suppress(FileExistsError):
-                            self._tree.make_directory(path[:end], 0o700)
-                    self._tree.replace(new, path)
+                self._rename(new, path, pack_id, piece)
             except OSError:
                 self._delete(new)
                 raise
+
+    def _rename(self, new: str, path: str, pack_id: bytes, piece: _Piece) -> None:
+        with self._lock:
+            try:
+                self._tree.replace(new, path)
+            except FileNotFoundError:
+                for end in (path.index("/"), path.rindex("/")):
+                    with contextlib.suppress(FileExistsError):
+                        self._tree.make_directory(path[:end], 0o700)
+                self._tree.replace(new, path)
             # What another process has written meanwhile is not in it: a miss, until the next change.
-            changed, pieces = self._tree.status(_directory(pack_id)).st_mtime_ns, pieces.copy()
-            _put(pieces, piece)
-            with self._lock:
-                self._listings[pack_id] = changed, pieces
+            if (known := self._listings.get(pack_id)) is not None and _at(known[1], *piece) is None:
+                pieces = known[1].copy()
+                _put(pieces, piece)
+                self._listings[pack_id] = self._tree.status(_directory(pack_id)).st_mtime_ns, pieces
 
     def forget(self, pack_id: bytes) -> None:
         """Delete all pieces of a pack."""
@@ -275,18 +278,18 @@ class CacheDirectory:
             known = self._listings.get(pack_id)
             if known is not None and known[0] == changed:
                 return known[1]
-            is_sure = abs(time.time_ns() - changed) > _LISTED_AFTER_NS
-            found = [piece for piece in map(_parse, self._tree.names(directory)) if piece is not None]
+            with self._lock:  # between a listing and its keeping no thread renames a file
+                changed = self._tree.status(directory).st_mtime_ns
+                is_sure = abs(time.time_ns() - changed) > _LISTED_AFTER_NS
+                pieces: list[_Piece] = []
+                for piece in filter(None, map(_parse, self._tree.names(directory))):
+                    if _at(pieces, *piece) is None:
+                        _put(pieces, piece)
+                if len(self._listings) >= _LISTINGS_MOST:
+                    self._listings.clear()
+                self._listings[pack_id] = changed if is_sure else 0, pieces
         except OSError:
             return []
-        pieces: list[_Piece] = []
-        for piece in found:
-            if _at(pieces, *piece) is None:
-                _put(pieces, piece)
-        with self._lock:
-            if len(self._listings) >= _LISTINGS_MOST:
-                self._listings.clear()
-            self._listings[pack_id] = changed if is_sure else 0, pieces
         return pieces
 
     def _forget_listing(self, pack_id: bytes) -> None:
