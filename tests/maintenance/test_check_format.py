@@ -20,6 +20,7 @@ from txstore.maintenance import check_format
 #: Of these vectors, what departs.
 DEPARTING = {
     "damaged-block": "commits/main/0000000000", "damaged-footer": "commits/main/0000000000",
+    "damaged-format-json": "format.json",
     "damaged-head-cache": "heads/main", "damaged-header": "commits/main/0000000000", "damaged-tag": "tags/v1",
     "damaged-trailer": "commits/main/0000000000", "damaged-value": "commits/main/0000000002",
     "missing-commit": "commits/main/0000000000", "missing-pack": "packs/8b/8b2df175ac8862af1d9e6aa8a1ed8e58",
@@ -28,8 +29,8 @@ DEPARTING = {
     "pack-of-another-copy": "commits/main/0000000000", "unknown-required": "commits/main/0000000000",
     "zeros": "commits/main/0000000002",
 }  # fmt: skip
-#: Of these, `format.json` says that nothing is to be read.
-REFUSED = {"damaged-format-json", "newer-format-json", "unknown-in-format-json"}
+#: Of these, `format.json` says that nothing can be said.
+REFUSED = {"newer-format-json", "unknown-in-format-json"}
 
 
 def departures(path: Path) -> list[check_format.Departure]:
@@ -46,8 +47,16 @@ def test_vectors(name: str, tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", sorted(REFUSED))
 def test_vectors_that_are_refused(name: str, tmp_path: Path) -> None:
     path = shutil.copytree(REPOSITORIES / f"{name}.tx", tmp_path / "data.tx")
-    newer = "newer-format-json", "unknown-in-format-json"  # nothing can be said of these
-    assert run("check-format", path).exit_code == (2 if name in newer else 1)
+    assert run("check-format", path).exit_code == 2
+
+
+@pytest.mark.parametrize("command", ["check-format", "verify"])
+def test_json_says_what_is_wrong_with_format_json(command: str, path: Path) -> None:
+    (path / names.FORMAT).write_text("{")
+    done = run(command, path, "--json")
+    told = json.loads(done.stdout)
+    assert (done.exit_code, told["ok"]) == (1, False)
+    assert {each["path"] for each in told.get("departures", told.get("faults"))} == {names.FORMAT}
 
 
 @pytest.fixture

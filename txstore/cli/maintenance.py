@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import warnings
 from collections.abc import Iterator, Sequence
@@ -119,8 +120,9 @@ def check_format(path: PathArgument, storage_options: StorageOption = None, as_j
 
     storage = open_storage(path, Access(options_of(storage_options, "--storage-options")))
     commits = open_commits(storage)
-    if not commits.identity.exists():
-        raise RepositoryNotFoundError(storage.url)
+    with contextlib.suppress(CorruptionError):  # it is among what is found
+        if not commits.identity.exists():
+            raise RepositoryNotFoundError(storage.url)
     with showing(True, "check-format") as progress:
         found = departures(commits, progress)
     if as_json:
