@@ -9,16 +9,21 @@ import pytest
 
 import txstore
 from tests.tools.command_line import run
+from tests.tools.forged_headers import forge_header
 from tests.vectors.make import REPOSITORIES
 from txstore.format import names, packfile
 from txstore.format.commitfile import FOOTER_SIZE, Footer
+from txstore.format.declarations import NOTHING_DECLARED
 from txstore.format.encoding import crc32c
 from txstore.format.packfile import Frame, Predecessor
+from txstore.format.records import HeadCache
 from txstore.history.opening import Access, open_commits, open_storage
 from txstore.maintenance import check_format
+from txstore.maintenance.verify import verify
 
 #: Of these vectors, what departs.
 DEPARTING = {
+    "copy-without-newest": "heads/main",
     "damaged-block": "commits/main/0000000000", "damaged-footer": "commits/main/0000000000",
     "damaged-format-json": "format.json",
     "damaged-head-cache": "heads/main", "damaged-header": "commits/main/0000000000", "damaged-tag": "tags/v1",
@@ -92,6 +97,68 @@ def test_a_header_in_another_form(path: Path) -> None:
     assert [(each.path, each.offset) for each in departures(path) if "another form" in each.reason] == [
         (names.commit_path("main", 0), footer.header_offset)
     ]
+
+
+@pytest.mark.parametrize(
+    ("changes", "reason"),
+    [
+        ({"seq": 9}, "its seq is 9"),
+        ({"time": 5}, "its time is not above its parent's"),
+        ({"oldest_kept": 0}, "its oldest kept version is below its parent's"),
+        ({"required": 1 << 32}, "required feature 32 is set, and nothing needs it"),
+        ({"required": 1 << 40}, None),
+    ],
+)
+def test_numbers_of_a_commit_and_its_parent(changes: dict[str, int], reason: str | None, tmp_path: Path) -> None:
+    path = Path(shutil.copytree(REPOSITORIES / "vacuumed.tx", tmp_path / "data.tx"))
+    version = max(int(file.name) for file in (path / "commits/main").iterdir())
+    forge_header(path, version - 1, oldest_kept=1)
+    parent = open_commits(open_storage(path)).files.read("main", version - 1)
+    assert parent is not None
+    forge_header(path, version, **{"parent_hash": parent.hash, **changes})
+    (path / "heads/main").unlink()
+    found = [(each.path, each.reason, each.section) for each in departures(path)]
+    told = [each for each in found if reason is not None and reason in each[1]]
+    assert found == told
+    assert [each[0] for each in told] == ([] if reason is None else [names.commit_path("main", version)])
+    assert verify(open_commits(open_storage(path))).ok is ("required" in changes)
+
+
+def test_the_first_commit_of_a_branch_counts_on_too(path: Path) -> None:
+    with txstore.Repository(path).begin("on it", branch="Trial") as transaction:
+        transaction["c"] = b"3"
+    (branch,) = {each.name for each in (path / "commits").iterdir()} - {"main"}
+    forge_header(path, 1, branch, time=5)
+    (path / "heads" / branch).unlink()
+    assert [each.reason for each in departures(path)] == ["its time is not above its parent's"]
+
+
+def test_a_required_feature_that_the_parent_has(path: Path) -> None:
+    repo = txstore.Repository(path)
+    repo.feeds.create("all")
+    with repo.begin("after") as transaction:
+        transaction["c"] = b"3"
+    forge_header(path, 2, required=0, declared=NOTHING_DECLARED)
+    (path / "heads/main").unlink()
+    assert [each.reason for each in departures(path)] == ["its parent has required feature 34, and it has not"]
+
+
+def test_frames_before_the_first_pack(path: Path) -> None:
+    file = path / names.commit_path("main", 0)
+    content = file.read_bytes()
+    pack_id, repository_id, number = packfile.decode_head(content[: packfile.HEAD_SIZE])
+    file.write_bytes(packfile.encode_head(pack_id, repository_id, number, 3) + content[packfile.HEAD_SIZE :])
+    assert [(each.path, each.offset) for each in departures(path) if "counts frames" in each.reason] == [
+        (names.commit_path("main", 0), 0)
+    ]
+
+
+def test_a_head_cache_of_what_is_not_there(path: Path) -> None:
+    cache = HeadCache.decode((path / "heads/main").read_bytes())
+    (path / "heads/main").write_bytes(replace(cache, commit_id=bytes(16), durable=False, boot=0).encode())
+    found = departures(path)
+    assert [(each.path, each.section) for each in found] == [("heads/main", "Finding the head")]
+    assert "is not there" in found[0].reason
 
 
 def frame(kind: int, **changed: object) -> Frame:

@@ -13,7 +13,15 @@ from txstore._native import index
 from txstore.commit import Stored
 from txstore.errors import TxStoreError
 from txstore.format import encoding, names, packfile
-from txstore.format.commitfile import FOOTER_SIZE, HEADER, Footer, Header
+from txstore.format.commitfile import (
+    DECLARED_FEATURES,
+    FEATURE_FOREIGN,
+    FOOTER_SIZE,
+    HEADER,
+    REQUIRED_FEATURES_KNOWN,
+    Footer,
+    Header,
+)
 from txstore.format.keys import decode_key
 from txstore.format.packfile import Frame, PackName
 from txstore.format.records import HEAD_CACHE_SIZE, Branch, HeadCache, Tag
@@ -29,7 +37,7 @@ _OF_FILES = {
     "commits": "Packs", "packs": "Packs", "heads": "Finding the head", "erased": "Erased values",
     "oldest_kept": "Oldest kept version and maintenance",
 }  # fmt: skip
-_OF_PARTS = {"run": "Runs", "ref": "Runs", "orphan": "Finding the head", "link": "Finding the head"}
+_OF_PARTS = {"run": "Runs", "ref": "Runs", "orphan": "Finding the head", "link": "Packs"}
 _FRAMES = {*range(packfile.FRAME_VALUE, packfile.FRAME_RUN + 1)}
 _ERASABLE = {packfile.FRAME_VALUE, packfile.FRAME_FOREIGN, packfile.FRAME_PARTIAL, packfile.FRAME_MERGED}
 _WITH_VALUE = {*_ERASABLE, packfile.FRAME_PARTICIPANT, packfile.FRAME_RUN}
@@ -74,6 +82,7 @@ class _Check:
     def __init__(self, commits: Commits) -> None:
         self._commits = commits
         self._storage = commits.storage
+        self._may_be_foreign = False  # whether a commit has set a foreign value, as far as its files tell
 
     def run(self) -> Iterator[Departure]:
         yield from self._records("heads", HeadCache, length=HEAD_CACHE_SIZE)
@@ -85,6 +94,7 @@ class _Check:
             return  # `verify` has said why
         for branch in branches:
             directory = f"commits/{branch}"
+            yield from self._head_cache(branch)
             yield from self._records(names.oldest_kept_directory(branch), Tag)
             for name in sorted(self._storage.list(directory)):
                 if _VERSION.fullmatch(name):
@@ -107,11 +117,23 @@ class _Check:
             if record.encode() != content:
                 yield Departure(path, "its fields are written in another form than the document gives", _section(path))
 
+    def _head_cache(self, branch: str) -> Iterator[Departure]:
+        path = names.head_cache_path(branch)
+        try:
+            cache = HeadCache.decode(self._storage.read_range(path, 0, HEAD_CACHE_SIZE))
+            there = self._commits.files.read(branch, cache.version)
+        except (TxStoreError, OSError, encoding.MalformedError):
+            return  # there is none, or what is wrong is reported where it is
+        is_there = there is not None and there.header.id == cache.commit_id
+        if not is_there and not self._commits.oldest_kept.is_above(branch, cache.version):
+            yield Departure(path, "the commit that it names is not there", _section(path))
+
     # --- commits
 
     def _commit(self, branch: str, version: int, path: str) -> Iterator[Departure]:
         if names.commit_path(branch, version) != path:
             yield Departure(path, "the name has more zeros than a version has", "Files")
+        self._may_be_foreign = False
         try:
             stored = self._commits.files.read(branch, version)
             if stored is None:
@@ -121,6 +143,7 @@ class _Check:
             for pack in stored.header.packs:
                 yield from self._pack(pack.name, pack.end, is_commit=False)
             yield from self._own_run(stored)
+            yield from self._features(stored)
         except (TxStoreError, OSError, ValueError):
             return  # `verify` has said why
 
@@ -148,6 +171,8 @@ class _Check:
         pack_id, repository_id, number = packfile.decode_head(head)
         if packfile.encode_head(pack_id, repository_id, number, packfile.first_frame(head)) != head:
             yield Departure(name.path, "bytes of its head that have no meaning are set", "Packs", 0)
+        if packfile.first_frame(head) and not packfile.nth_of(number):
+            yield Departure(name.path, "its head counts frames before it, and it is the first pack", "Packs", 0)
         window, is_behind = Window(self._storage, name.path), False
         for offset, frame in walk_frames(window, end):
             if frame is None:
@@ -160,6 +185,7 @@ class _Check:
             if is_behind and not is_merged:
                 yield Departure(name.path, "another frame follows one of kind 12", "Packs", offset)
             is_behind |= is_merged
+            self._may_be_foreign |= frame.original_kind == packfile.FRAME_FOREIGN
 
     def _own_run(self, stored: Stored) -> Iterator[Departure]:
         """An own run has one form: processes that derive a commit of a group commit have to come to the same bytes."""
@@ -177,8 +203,29 @@ class _Check:
             ]
             packs = [PackName.decode(pack) for pack in run.packs]
             prefixes = [prefix for prefix, _ in run.prefixes]
+            # A copy by reference may be one of a foreign value, which was erased since.
+            self._may_be_foreign |= bool(set(packs) - {pack.name for pack in stored.header.packs})
             if bytes(build(entries, prefixes, packs)) != content:
                 yield Departure(stored.path, "its own run is laid out in another form", "Runs", name.offset)
+
+    def _features(self, stored: Stored) -> Iterator[Departure]:
+        parent = self._commits.files.parent(stored)
+        if not stored.follows(parent):
+            return  # expired
+        before, required = 0 if parent is None else parent.header.required, stored.header.required
+        needed = FEATURE_FOREIGN if self._may_be_foreign else 0
+        for feature, declared in zip(DECLARED_FEATURES, stored.header.declared, strict=True):
+            needed |= feature if declared else 0
+        for bits, reason in (
+            (before & ~required, "its parent has required feature {}, and it has not"),
+            (
+                required & REQUIRED_FEATURES_KNOWN & ~(before | needed),
+                "required feature {} is set, and nothing needs it",
+            ),
+        ):
+            if bits:
+                number = (bits & -bits).bit_length() - 1
+                yield Departure(stored.path, reason.format(number), "Packs", stored.footer.header_offset)
 
 
 def _has_unknown_field(header: bytes) -> bool:

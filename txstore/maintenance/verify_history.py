@@ -99,10 +99,14 @@ class HistoryCheck:
                 self.files_of[branch, version] = [(stored.path, stored.footer.file_length)]
                 self.files_of[branch, version] += [(pack.name.path, pack.end) for pack in stored.header.packs]
                 self._check_merged(stored)
+                if stored.header.seq != version + 1:
+                    reason = f"its seq is {stored.header.seq}, and has to be its parent's + 1: {version + 1}"
+                    self._faults.add(Fault(path, reason, part="link"))
                 self.total += stored.footer.file_length + sum(pack.end for pack in stored.header.packs)
                 is_below = child is not None and child.header.version == version + 1
-                named = (child.header.parent_id, child.header.parent_hash) if child is not None and is_below else None
-                if named not in (None, (stored.header.id, stored.hash)):
+                if child is not None and is_below and child.follows(stored):
+                    self._check_counts(child, stored)
+                elif child is not None and is_below:
                     self._faults.add(
                         Fault(path, f"this is not the parent that version {version + 1} names", part="link")
                     )
@@ -114,6 +118,18 @@ class HistoryCheck:
                 self._faults.add(
                     Fault(path, "it does not follow the commit that its branch begins behind", part="link")
                 )
+            elif (stored := self.read_quietly((fork.branch, fork.version))) is not None:
+                self._check_counts(child, stored)
+
+    def _check_counts(self, stored: Stored, parent: Stored) -> None:
+        """Report numbers of a commit that do not count on from those of its parent."""
+        header, before = stored.header, parent.header
+        for is_right, reason in (
+            (header.time > before.time, "its time is not above its parent's"),
+            (header.oldest_kept >= before.oldest_kept, "its oldest kept version is below its parent's"),
+        ):
+            if not is_right:
+                self._faults.add(Fault(stored.path, reason, part="link"))
 
     def check_kept_aside(self, branch: str) -> None:
         """Report a rechunk that has gone on after an erasure of its array: its copy may be of values from before."""
