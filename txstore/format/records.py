@@ -179,15 +179,17 @@ class RepositoryFormat:
     def decode(cls, data: bytes) -> RepositoryFormat:
         members = json_object(data)
         version = members.get("txstore")
-        if isinstance(version, int) and version > VERSION:
+        if type(version) is int and version > VERSION:
             raise NewerFormatError(f"format version {version}")
         checksum = members.pop("checksum", None)
         if checksum != _json_checksum(members):
             raise MalformedError("the document has a wrong checksum")
         repository, versions = members.get("repository"), members.get("versions")
-        required, optional = members.get("required"), members.get("optional")
-        if version != VERSION or not isinstance(required, int) or not isinstance(optional, int):
-            raise MalformedError("a number in the document is missing or not one")
+        required: Any = members.get("required")
+        optional: Any = members.get("optional")
+        numbers = version, required, optional
+        if version != VERSION or not all(type(each) is int and 0 <= each < 1 << 64 for each in numbers):
+            raise MalformedError("a number in the document is missing, or none that it can be")
         if not isinstance(repository, str) or not _ID.fullmatch(repository):
             raise MalformedError("the document names no repository")
         if not isinstance(versions, str) or versions not in VERSIONS_KNOWN:

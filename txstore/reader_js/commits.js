@@ -3,7 +3,7 @@
 import { checked } from "./bytes.js";
 import { Cache } from "./cache.js";
 import { CorruptionError, RequestError } from "./errors.js";
-import { SECTION_CARRIED, SECTION_GROUP_COMMIT, carriedBy, commitPath, decidedBy, decodeFooter, decodeHeader } from "./header.js";
+import { SECTION_CARRIED, SECTION_GROUP_COMMIT, carriedBy, checkVersion, commitPath, decidedBy, decodeFooter, decodeHeader } from "./header.js";
 import { checkRange } from "./source.js";
 
 /** @import { Place, Stored } from "./header.js" */
@@ -238,7 +238,8 @@ export class Commits {
     const check = async () => {
       const reader = checked(await this.read({ path, base: 0, id }, 0, HEAD), path);
       reader.magic("TXSTPACK");
-      reader.take(8);
+      checkVersion(reader);
+      reader.take(4);
       if (reader.id() !== id || reader.id() !== this.id) reader.fail("it is another pack than the one that was named, or of another repository");
       this.notePack({ path, id });
     };

@@ -71,16 +71,18 @@ export function checkFeatures(path, required) {
   if (unknown) throw newer(path, `required feature ${31 - Math.clz32(unknown & -unknown)}`);
 }
 
+/** Read the format version of a footer or head. @param {Reader} reader */
+export function checkVersion(reader) {
+  const version = reader.u32();
+  if (version !== VERSION) throw newer(reader.path, `format version ${version}`);
+}
+
 /** @param {Uint8Array} bytes the last ones of a file @param {string} path @returns {Footer} */
 export function decodeFooter(bytes, path) {
-  const last = bytes.subarray(-FOOTER);
-  const raw = new Reader(last, path);
-  if (last.length < FOOTER) raw.fail("it is too short for a commit");
-  raw.magic("TXSTFOOT");
-  const version = raw.u32();
-  if (version > VERSION) throw newer(path, `format version ${version}`);
-  const reader = checked(last, path);
-  reader.take(12);
+  if (bytes.length < FOOTER) new Reader(bytes, path).fail("it is too short for a commit");
+  const reader = checked(bytes.subarray(-FOOTER), path);
+  reader.magic("TXSTFOOT");
+  checkVersion(reader);
   const footer = { headerLength: reader.u32(), headerOffset: reader.u64(), fileLength: reader.u64(), id: reader.id(), headerChecksum: reader.u32() };
   if (footer.headerLength > MAX_HEADER || footer.headerOffset + footer.headerLength + FOOTER !== footer.fileLength) reader.fail("its footer has wrong lengths");
   return footer;

@@ -22,7 +22,7 @@ import numpy as np
 
 from txstore import processes
 from txstore._native import index
-from txstore.errors import CorruptionError, ErasedError
+from txstore.errors import CorruptionError, ErasedError, TxStoreError
 from txstore.format import packfile
 from txstore.format.chunk_moves import ChunkMoves
 from txstore.format.commitfile import RunName
@@ -48,6 +48,7 @@ from txstore.segments.runs import (
     Runs,
     may_be_replaced,
     placed,
+    unreadable,
 )
 from txstore.storage.foreign_values import ForeignRange
 from txstore.storage.interface import Mapped, Storage
@@ -374,7 +375,7 @@ class LazyRuns(Runs):
         ])  # fmt: skip
         return super().reflink(start, stop, to, storage, moves)
 
-    def _corrupt(self, error: ValueError) -> CorruptionError:
+    def _corrupt(self, error: ValueError) -> TxStoreError:
         """Say which run is damaged. Reached by merging alone: the oldest may be there only in part."""
         self._fill(_whole(self._lazy))
         return super()._corrupt(error)
@@ -402,7 +403,7 @@ class LazyRuns(Runs):
 
     def _damaged(
         self, blocks: Sequence[_Blocks], error: ValueError, start: bytes, stop: bytes | None, seq: int
-    ) -> CorruptionError:
+    ) -> TxStoreError:
         """Say which run it is, of those whose blocks were asked for in a range of keys."""
         for open_run in {id(each.open_run): each.open_run for each in blocks}.values():
             fault: ValueError | None = error
@@ -414,7 +415,7 @@ class LazyRuns(Runs):
                     fault = found
             if fault is not None:
                 offset = self.names[self._lazy.index(open_run)].offset
-                return CorruptionError(open_run.file.path, offset=offset, reason=f"damaged run: {fault}")
+                return unreadable(open_run.file.path, offset, fault)
         return CorruptionError("a run", reason=str(error))
 
     def _fill(self, blocks: Iterable[_Blocks]) -> None:

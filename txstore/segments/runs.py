@@ -5,6 +5,7 @@ The table itself is in `_native` (C, and a Python fallback); here are the names,
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple
@@ -13,7 +14,7 @@ import numpy as np
 import numpy.typing as npt
 
 from txstore._native import index
-from txstore.errors import CorruptionError, ErasedError, KeyFormatError, UnsupportedFormatError
+from txstore.errors import CorruptionError, ErasedError, KeyFormatError, TxStoreError, UnsupportedFormatError
 from txstore.format import encoding, packfile
 from txstore.format.chunk_moves import ChunkMoves
 from txstore.format.commitfile import RunName
@@ -28,6 +29,14 @@ _LIGHT = 1 << 20  # bytes
 _PAGE = 4096  # keys
 #: Bytes of the blocks of each run that are searched at a time for changes.
 _CHANGES_WINDOW = 64 << 10
+_NEWER = re.compile(r"unknown (?:run kind|block codec|ref kind) \d+")
+
+
+def unreadable(path: str, offset: int, error: ValueError, reason: str = "damaged run") -> TxStoreError:
+    """Return the error of a run that can't be read: of a newer version, if a kind in it is in no registry."""
+    if (newer := _NEWER.search(str(error))) is not None:
+        return UnsupportedFormatError(path, found=newer[0], supported=f"version {encoding.VERSION}")
+    return CorruptionError(path, offset=offset, reason=f"{reason}: {error}")
 
 
 class Found(NamedTuple):
@@ -133,8 +142,7 @@ class OpenRun:
         try:
             self.run = index.Run(section, name.seq)
         except ValueError as error:
-            reason = f"the run can't be opened: {error}"
-            raise CorruptionError(self.file.path, offset=name.offset, reason=reason) from error
+            raise unreadable(self.file.path, name.offset, error, "the run can't be opened") from error
         if self.run.max_seq > name.max_seq or self.run.entries != name.entries:
             reason = "the run is not the one that the header lists"
             raise CorruptionError(self.file.path, offset=name.offset, reason=reason)
@@ -398,13 +406,13 @@ class Runs:
     def pack(self, name: PackName) -> Pack:
         return self._packs.get(name)
 
-    def _corrupt(self, error: ValueError) -> CorruptionError:
+    def _corrupt(self, error: ValueError) -> TxStoreError:
         """Say which run is damaged: a look-up goes through several."""
         for name, found in zip(self.names, self._open, strict=True):
             try:
                 found.run.verify()
             except ValueError as fault:
-                return CorruptionError(found.file.path, offset=name.offset, reason=f"damaged run: {fault}")
+                return unreadable(found.file.path, name.offset, fault)
         return CorruptionError("a run", reason=str(error))
 
     # --- what has changed since a seq
