@@ -24,8 +24,11 @@ from txstore.maintenance.verify import verify
 #: Of these vectors, what departs.
 DEPARTING = {
     "copy-without-newest": "heads/main",
+    "damaged-above-head": "commits/main/0000000003", "damaged-below-head": "commits/main/0000000000",
     "damaged-block": "commits/main/0000000000", "damaged-footer": "commits/main/0000000000",
-    "damaged-format-json": "format.json",
+    "damaged-format-json": "format.json", "impossible-features-in-format-json": "format.json",
+    "newer-commit": "commits/main/0000000000", "newer-damaged-commit": "commits/main/0000000000",
+    "unknown-required-damaged": "commits/main/0000000000", "unknown-run": "commits/main/0000000000",
     "damaged-head-cache": "heads/main", "damaged-header": "commits/main/0000000000", "damaged-tag": "tags/v1",
     "damaged-trailer": "commits/main/0000000000", "damaged-value": "commits/main/0000000002",
     "missing-commit": "commits/main/0000000000", "missing-pack": "packs/8b/8b2df175ac8862af1d9e6aa8a1ed8e58",
@@ -35,7 +38,9 @@ DEPARTING = {
     "zeros": "commits/main/0000000002",
 }  # fmt: skip
 #: Of these, `format.json` says that nothing can be said.
-REFUSED = {"newer-format-json", "unknown-in-format-json"}
+REFUSED = {
+    "newer-damaged-format-json", "newer-format-json", "unknown-in-format-json", "unknown-versions-in-format-json",
+}  # fmt: skip
 
 
 def departures(path: Path) -> list[check_format.Departure]:

@@ -1,7 +1,7 @@
 """What the reader in Python finds in a repository, as the JSON beside a vector says it."""
 
 import hashlib
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -27,8 +27,8 @@ def asked(question: Callable[[], Any]) -> Any:
         return name_of(error)
 
 
-def answer(path: Path, erased: Mapping[str, list[str]]) -> dict[str, Any]:
-    """Return what is found. `erased`: keys that are asked for, though no list has them."""
+def answer(path: Path, erased: Collection[str] = ()) -> dict[str, Any]:
+    """Return what is found. `erased`: keys that may be erased, and are in no list then."""
     try:
         repo = txstore.Repository(path)
         branches, tags = sorted(repo.branches), sorted(repo.tags)
@@ -40,16 +40,14 @@ def answer(path: Path, erased: Mapping[str, list[str]]) -> dict[str, Any]:
     log = logs["main"]
     versions = sorted(commits[each]["version"] for each in log) if isinstance(log, list) else []
     heads |= {f"@{version}": {"at": version} for version in versions}
-    content = {name: asked(lambda where=where: _content(repo, where)) for name, where in heads.items()}  # type: ignore[misc]
+    values = {name: asked(lambda where=where: content(repo, where)) for name, where in heads.items()}  # type: ignore[misc]
     found = {
         "branches": {name: log[0] if isinstance(log, list) and log else None for name, log in logs.items()},
         "tags": {name: asked(lambda name=name: repo.tags[name].id) for name in tags},  # type: ignore[misc]
-        "logs": logs, "commits": commits, "content": content,
+        "logs": logs, "commits": commits, "content": values,
     }  # fmt: skip
-    if erased:
-        there = {name: [key for key in keys if _is_erased(repo, heads[name], key)] for name, keys in erased.items()}
-        found["erased"] = there
-    return found
+    there = {name: [key for key in erased if _is_erased(repo, where, key)] for name, where in heads.items()}
+    return found | ({"erased": there} if erased else {})
 
 
 def _log(repo: txstore.Repository, name: str) -> list[txstore.Commit]:
@@ -65,7 +63,7 @@ def _told(commit: txstore.Commit) -> dict[str, Any]:
     }  # fmt: skip
 
 
-def _content(repo: txstore.Repository, where: dict[str, Any]) -> dict[str, Any]:
+def content(repo: txstore.Repository, where: dict[str, Any]) -> dict[str, Any]:
     snapshot = repo.mapping(**where)
     return {key: asked(lambda key=key: _value(snapshot, key)) for key in snapshot}  # type: ignore[misc]
 

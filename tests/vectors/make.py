@@ -380,15 +380,36 @@ def vacuumed(path: Path) -> None:
     txstore.Repository(path).vacuum(keep=2)
 
 
+@vector(
+    "A vacuum that died behind its commit: that ends the history of its branch, and not that of one that begins below"
+)
+def vacuum_cut_off(path: Path) -> None:
+    vacuumed(path)
+    shutil.rmtree(path / "oldest_kept")
+
+
 @vector("Values that were erased from all commits")
-def erased(path: Path) -> dict[str, list[str]]:
+def erased(path: Path) -> list[str]:
     repo = txstore.Repository(path)
     array(repo)
     array(repo, "other", "b")
     repo.tags["v1"] = repo.head()
     del repo
     txstore.Repository(path).erase("a")
-    return {"v1": ["a/c/0", "a/zarr.json", "b/c/0"], "main": ["a/c/0"]}
+    return ["a/zarr.json", *(f"a/c/{number}" for number in range(4)), "b/c/0"]
+
+
+@vector("Rows that were erased twice: a value of the first table stays in the second one, whose `k/` ends no search")
+def erased_rows(path: Path) -> None:
+    repo = txstore.Repository(path)
+    with repo.transaction("image") as store:
+        store["image/zarr.json"] = IMAGE
+        for y, x in ((0, 0), (0, 1), (1, 0), (1, 1)):
+            store[f"image/c/{y}/{x}"] = bytes([1 + y, 1 + x, 3, 4])
+    commit(repo, "after", image__c__0__0=bytes([5, 6, 7, 8]))
+    del repo, store
+    for row in (0, 3):
+        txstore.Repository(path).erase("image", {"y": [row]}, positions=True)
 
 
 @vector("A value that lies in a file outside of the repository: required feature 0")
@@ -461,6 +482,18 @@ def late_head_cache(path: Path) -> None:
 def copy_without_newest(path: Path) -> None:
     several_commits(path)
     (path / "commits/main/0000000002").unlink()
+
+
+@vector("A damaged file above the head, which the search for the head meets")
+def damaged_above_head(path: Path) -> None:
+    several_commits(path)
+    (path / "commits/main/0000000003").write_bytes(bytes(80))
+
+
+@vector("A damaged commit below the head: its run and its values are read all the same, its number and the log are not")
+def damaged_below_head(path: Path) -> None:
+    several_commits(path)
+    flip(path / "commits/main/0000000000", -100)
 
 
 # --- object stores
@@ -536,6 +569,43 @@ def unknown_required(path: Path) -> None:
     rewrite_header(path, lambda header: header[:8] + b"\x04" + header[9:])
 
 
+@vector("A required feature in a damaged header: the checksum is compared first")
+def unknown_required_damaged(path: Path) -> None:
+    one_commit(path)
+    flip(path / "commits/main/0000000000", file_offset(path, b"TXHD") + 10)
+
+
+@vector("A commit file of a later format version, by its footer")
+def newer_commit(path: Path) -> None:
+    one_commit(path)
+    _newer_footer(path, is_damaged=False)
+
+
+@vector("A footer of a later format version with a wrong checksum: that is compared first")
+def newer_damaged_commit(path: Path) -> None:
+    one_commit(path)
+    _newer_footer(path, is_damaged=True)
+
+
+def _newer_footer(path: Path, *, is_damaged: bool) -> None:
+    file = path / "commits/main/0000000000"
+    whole, footer = file.read_bytes()[:-64], bytearray(file.read_bytes()[-64:-4])
+    footer[8] = 2
+    file.write_bytes(whole + encoding.with_checksum(bytes(footer)))
+    if is_damaged:
+        flip(file, -1)
+
+
+@vector("A run of an unknown kind, whose trailer has another checksum: the kind is read first")
+def unknown_run(path: Path) -> None:
+    one_commit(path)
+    flip(path / "commits/main/0000000000", file_offset(path, b"TXRN") + 5)
+
+
+def file_offset(path: Path, magic: bytes) -> int:
+    return (path / "commits/main/0000000000").read_bytes().index(magic)
+
+
 @vector("An unknown required feature of those who commit: readers pass over it")
 def unknown_of_committers(path: Path) -> None:
     commit(txstore.Repository(path), "first", a=b"1")
@@ -552,6 +622,24 @@ def unknown_in_format_json(path: Path) -> None:
 def newer_format_json(path: Path) -> None:
     commit(txstore.Repository(path), "first", a=b"1")
     _rewrite_format(path, txstore=2)
+
+
+@vector("format.json is of a later version, and its checksum is another one: the version is read first")
+def newer_damaged_format_json(path: Path) -> None:
+    newer_format_json(path)
+    flip(path / "format.json", -5)
+
+
+@vector("format.json has a required feature above 63, of which there are none")
+def impossible_features_in_format_json(path: Path) -> None:
+    commit(txstore.Repository(path), "first", a=b"1")
+    _rewrite_format(path, required=1 << 64)
+
+
+@vector("format.json says that versions are taken in a way that is not known")
+def unknown_versions_in_format_json(path: Path) -> None:
+    commit(txstore.Repository(path), "first", a=b"1")
+    _rewrite_format(path, versions="other")
 
 
 @vector("format.json has members that are not known, and optional features: they are passed over")
@@ -665,7 +753,7 @@ def write(name: str, folder: Path) -> None:
     about, build = VECTORS[name]
     path = folder / f"{name}.tx"
     with fixed(name):
-        asked = build(path) or {}
+        asked = build(path) or ()
     for left in LEFT:
         shutil.rmtree(path / left, ignore_errors=True)
     with tempfile.TemporaryDirectory() as copies:  # a reader may write what is missing

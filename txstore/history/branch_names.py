@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+from collections.abc import Callable
 
 from txstore.commit import Stored
 from txstore.errors import CommitNotFoundError, CorruptionError, KeyFormatError
@@ -236,18 +237,33 @@ class OldestKept:
     def __init__(self, storage: Storage, branches: BranchNames) -> None:
         self._storage = storage
         self._branches = branches
+        self.head: Callable[[str], Stored | None] = lambda _: None  # what finds heads
 
     def of(self, branch: str) -> int:
         """Return the lowest version that every vacuum has kept. For a new branch: the version it starts at.
 
-        0 where the server lists no names. The header of the newest commit says it, too.
+        0 where the server lists no names.
         """
-        directory = names.oldest_kept_directory(branch)
         try:
-            raised = [each for each in map(names.parse_version, self._storage.list(directory)) if each is not None]
-            fork = None if raised else self._branches.fork(branch)
+            return self._listed(branch)
         except NoListsError:
             return 0
+
+    def of_history(self, branch: str) -> int:
+        """As `of`. Where the server lists no names, the header of the newest commit says it."""
+        try:
+            return self._listed(branch)
+        except NoListsError:
+            try:
+                head = self.head(branch)
+            except NoListsError:  # it may have been deleted
+                return encoding.MAX_COUNT
+            return head.header.oldest_kept if head is not None and head.header.branch == branch else 0
+
+    def _listed(self, branch: str) -> int:
+        directory = names.oldest_kept_directory(branch)
+        raised = [each for each in map(names.parse_version, self._storage.list(directory)) if each is not None]
+        fork = None if raised else self._branches.fork(branch)
         return max(raised, default=0) if fork is None else fork.version
 
     def is_above(self, branch: str, version: int) -> bool:

@@ -67,7 +67,7 @@ class Chain:
             oldest_kept, given_up = min(lowest, oldest_kept), oldest_kept
         line = down(stored, oldest_kept, wanted)
         # While that is asked for, those below are read.
-        asked: Callable[[], int] | None = self._files.begin(self._oldest_kept.of, stored.header.branch)
+        asked: Callable[[], int] | None = self._files.begin(self._oldest_kept.of_history, stored.header.branch)
         while True:
             yield stored
             header = stored.header
@@ -95,7 +95,9 @@ class Chain:
             if header.fork:  # from here on, the oldest kept version of that branch counts
                 given_up = -1
                 oldest_kept = (
-                    self._oldest_kept.of(header.fork) if self._branches.is_living(header.fork) else header.version
+                    self._oldest_kept.of_history(header.fork)
+                    if self._branches.is_living(header.fork)
+                    else header.version
                 )
             if stored is None or stored.header.id != header.parent_id or stored.hash != header.parent_hash:
                 path = names.commit_path(header.fork or header.branch, header.version - 1)

@@ -199,6 +199,7 @@ def _commits_in_objects(storage: RemoteStorage) -> Commits:
         proof,
         makes_requests=makes_requests,
     )
+    oldest_kept.head = heads.find
     versions = ExclusiveCreate(
         storage,
         identity,

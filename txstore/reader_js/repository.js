@@ -30,6 +30,7 @@ import { FORMAT, withSignal } from "./source.js";
 /** @type {Branch} */
 const MAIN = { id: "main", name: "main", fork: undefined, lineage: [] };
 export const NONE = "0".repeat(32);
+const VERSIONS = ["rename", "conditional", "lock", "single writer"];
 const AT_ONCE = 8; // commits that are read at once for a log
 const HEADER_TAIL = 1024; // enough of a commit file's end for most headers
 
@@ -38,11 +39,13 @@ export async function open(source, options, reading) {
   const bytes = await source.small(FORMAT, { ...reading, isMutable: true });
   if (!bytes) throw new NotFoundError(`${source.url}: there is no repository: it has no format.json. Look at the URL`);
   const reader = new Reader(bytes, FORMAT);
-  const { members: { txstore: version, repository }, texts, isRight } = checkedJson(bytes, FORMAT);
-  if (Number.isInteger(version) && version > 1) throw newer(FORMAT, `format version ${version}`);
+  const { members: { repository, versions }, texts, isRight } = checkedJson(bytes, FORMAT);
+  const [version, required, optional] = ["txstore", "required", "optional"].map((name) => texts.get(name) ?? "");
+  if (/^\d+$/.test(version) && version > "1") throw newer(FORMAT, `format version ${version}`);
   if (!isRight) reader.fail("it has a wrong checksum");
-  const [required, optional] = ["required", "optional"].map((name) => texts.get(name) ?? "");
-  if (version !== 1 || !/^[0-9a-f]{32}$/.test(repository) || ![required, optional].every((bits) => /^-?\d+$/.test(bits))) reader.fail("it names no repository");
+  const areFeatures = [required, optional].every((bits) => /^\d{1,20}$/.test(bits) && BigInt(bits) < 1n << 64n);
+  if (version !== "1" || !/^[0-9a-f]{32}$/.test(repository) || !areFeatures) reader.fail("it names no repository");
+  if (!VERSIONS.includes(versions)) throw newer(FORMAT, `versions taken by ${JSON.stringify(versions)}`);
   checkFeatures(FORMAT, Number(BigInt.asUintN(32, BigInt(required))));
   return new Repository(source, repository, options);
 }
@@ -211,7 +214,7 @@ export class Repository {
    */
   async *below(newest, limit = Infinity, oldestKept) {
     let last = newest;
-    let floor = oldestKept ?? (await this.commits.newest(last.header.branch))?.header.oldestKept ?? last.header.oldestKept;
+    let floor = oldestKept ?? (await this.keptOf(last.header.branch)) ?? last.header.oldestKept;
     yield last;
     /** @type {Map<string, Promise<Stored | undefined>>} commits that are being read */
     const ahead = new Map();
@@ -240,9 +243,14 @@ export class Repository {
       yield (last = below);
       if (fork === undefined) continue;
       const { branch: other, version: kept } = last.header; // all that is kept, if this branch was deleted
-      const head = (await this.isLiving(other)) ? await this.commits.newest(other) : undefined;
-      floor = head?.header.oldestKept ?? kept;
+      floor = (await this.isLiving(other)) ? ((await this.keptOf(other)) ?? kept) : kept;
     }
+  }
+
+  /** Return the oldest kept version of a branch that history comes to from another one. @param {string} id */
+  async keptOf(id) {
+    const versions = await this.commits.versions(`oldest_kept/${id}`);
+    return versions ? (versions[0] ?? 0) : (await this.commits.newest(id))?.header.oldestKept;
   }
 
   /** Tell whether a branch has a record. Where the server lists none, it may have. @param {string} id */
