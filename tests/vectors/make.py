@@ -6,6 +6,7 @@ python -m tests.vectors.make [--check]
 import argparse
 import filecmp
 import json
+import math
 import os
 import pickle
 import platform
@@ -29,7 +30,7 @@ from tests.tools.compaction_outputs import listed
 from tests.vectors import expected
 from txstore import repository
 from txstore.commit_queue import group_commits
-from txstore.constraints import OnlyGrows, Sorted, Unique
+from txstore.constraints import OnlyGrows, RequiredAttributes, Sorted, Unique
 from txstore.format import commitfile, encoding, names, records
 from txstore.history import object_head_caches, operations
 from txstore.maintenance import erase
@@ -267,6 +268,14 @@ def constraints(path: Path) -> None:
     array(repo)
     repo.constraints["grows"] = OnlyGrows("a")
     commit(repo, "after", a__c__0=b"abcd")
+
+
+@vector("A header whose JSON has NaN and an infinity, as Python writes them: here those of attributes that stay")
+def not_a_number(path: Path) -> None:
+    repo = txstore.Repository(path)
+    with repo.begin("first") as transaction:
+        transaction["a/zarr.json"] = document(4, 4, least=-math.inf, missing=math.nan)
+    repo.constraints["missing"] = RequiredAttributes("a", {"least": -math.inf, "missing": math.nan})
 
 
 @vector("Constraints of labels, which need a writer that decodes chunks, and nothing of a reader")

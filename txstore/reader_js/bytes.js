@@ -113,7 +113,7 @@ export class Reader {
   json(length) {
     const text = this.text(length);
     try {
-      const value = JSON.parse(text);
+      const value = JSON.parse(text.replace(TOKENS, (token) => NUMBERS[token] ?? token));
       if (value !== null && typeof value === "object" && !Array.isArray(value)) return value;
     } catch (error) {
       if (!(error instanceof SyntaxError)) throw error;
@@ -144,7 +144,9 @@ export function checkedJson(bytes, path) {
   return { members, texts, isRight };
 }
 
-const TOKENS = /"[^"\\]*(?:\\.[^"\\]*)*"|-?\d[\d.eE+-]*/g;
+const TOKENS = /"[^"\\]*(?:\\.[^"\\]*)*"|-?(?:\d[\d.eE+-]*|NaN|Infinity)/g;
+/** What JSON here may say, and `JSON.parse` does not understand. @type {Record<string, string>} */
+const NUMBERS = { NaN: "null", Infinity: "1e999", "-Infinity": "-1e999" };
 
 /** @param {Record<string, any>} marked @param {Reader} reader @param {number} depth @returns {Map<string, string>} */
 const textsOf = (marked, reader, depth) => new Map(Object.entries(marked).map(([name, value]) => [name.slice(1), canonical(value, reader, depth + 1)]));

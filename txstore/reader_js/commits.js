@@ -96,7 +96,7 @@ export class Commits {
   /** Return the versions that files are named by, the highest first; undefined: no list. @param {string} directory */
   async versions(directory) {
     const names = await this.source.list(directory);
-    return names?.filter((name) => /^\d{10,19}$/.test(name)).map(Number).sort((one, other) => other - one);
+    return names?.filter((name) => /^(?:\d{10}|[1-9]\d{10,18})$/.test(name)).map(Number).sort((one, other) => other - one);
   }
 
   /** Return the version below which commits may be gone, as far as a list tells. @param {string} branch */
