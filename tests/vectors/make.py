@@ -505,6 +505,18 @@ def damaged_below_head(path: Path) -> None:
     flip(path / "commits/main/0000000000", -100)
 
 
+@vector("A copy without the commit of a vacuum: what that has given up is no gap below the newest commit")
+def copy_without_vacuum(path: Path) -> None:
+    late_head_cache(path)
+    (path / "commits/main/0000000004").unlink()
+
+
+@vector("The commit that two branches begin at is missing: their history is damaged, and what lies above it is there")
+def missing_fork_point(path: Path) -> None:
+    branches(path)
+    (path / "commits/main/0000000000").unlink()
+
+
 # --- object stores
 def on_objects(path: Path, fill: Callable[[txstore.Repository], Any]) -> None:
     """Fill a repository in memory, whose layout is that of an object store, and write its files."""
@@ -518,6 +530,13 @@ def on_objects(path: Path, fill: Callable[[txstore.Repository], Any]) -> None:
 @vector("An object store: each commit carries the headers of those before it, down to a multiple of 16")
 def carried_headers(path: Path) -> None:
     on_objects(path, lambda repo: [commit(repo, f"{number}", **{f"k{number}": b"%d" % number}) for number in range(20)])
+
+
+@vector("As `carried-headers`, but those that the head carries are damaged: the commits are in their own files")
+def damaged_carried_headers(path: Path) -> None:
+    carried_headers(path)
+    file = path / names.commit_path("main", 19)
+    flip(file, file.read_bytes().index(b"TXCH") + 50)
 
 
 @vector("A group commit: two commits that one file has decided")

@@ -279,7 +279,10 @@ class FileHeads:
         header, versions = stored.header, set(self._files.versions(stored.header.branch))
         fork = self._branches.fork(header.branch)
         first = max(
-            header.oldest_kept, -1 if known is None else known.header.version, 0 if fork is None else fork.version + 1
+            header.oldest_kept,
+            self._oldest_kept.of(header.branch),
+            -1 if known is None else known.header.version,
+            0 if fork is None else fork.version + 1,
         )
         return next((version for version in range(first, header.version) if version not in versions), None)
 

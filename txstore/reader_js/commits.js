@@ -168,7 +168,13 @@ export class Commits {
   /** @param {Stored} stored */
   async carried(stored) {
     const section = stored.header.sections.find(({ kind }) => kind === SECTION_CARRIED);
-    return section ? carriedBy(await this.read(stored, section.offset, section.offset + section.length), stored) : [];
+    const bytes = section && (await this.read(stored, section.offset, section.offset + section.length));
+    try {
+      return bytes ? carriedBy(bytes, stored) : [];
+    } catch (error) {
+      if (error instanceof CorruptionError) return []; // they are in their own files, too
+      throw error;
+    }
   }
 
   /** Return the newest commit from one on. @param {Stored} known @param {Promise<Stored | undefined>} [ahead] what is in the version above it @returns {Promise<Stored>} */

@@ -204,8 +204,8 @@ export class Repository {
 
   /** Yield the commits of a branch, the newest first, down to the oldest that is kept. @param {Branch} branch @param {number} [limit] @returns {AsyncGenerator<Stored>} */
   async *walk(branch, limit = Infinity) {
-    const head = await this.head(branch);
-    if (head && limit > 0) yield* this.below(head, limit, head.header.branch === branch.id ? head.header.oldestKept : undefined);
+    const [head, kept] = await Promise.all([this.head(branch), this.commits.oldestKept(branch.id)]);
+    if (head && limit > 0) yield* this.below(head, limit, head.header.branch === branch.id ? Math.max(head.header.oldestKept, kept) : undefined);
   }
 
   /**
@@ -237,7 +237,7 @@ export class Repository {
       const below = await ahead.get(path);
       ahead.delete(path);
       // A vacuum deletes what only a deleted branch has kept.
-      if (!below && (fork !== undefined || !(await this.isLiving(own)))) return;
+      if (!below && !(await this.isLiving(own))) return;
       if (!below || !follows(last, below)) throw new CorruptionError(`${path}: the parent of version ${version} is gone. Run \`txstore verify\``);
       left--;
       yield (last = below);
