@@ -16,7 +16,7 @@ import zarr
 import txstore
 from tests.serving.asking import Answer, ask, scope_of
 from txstore.history.snapshot import Snapshot
-from txstore.serving import application, plain_zarr
+from txstore.serving import application
 from txstore.serving.application import Application
 
 Get = Callable[..., Answer]

@@ -4,8 +4,8 @@ A value is named by the place where it lies: many commits have the same one. Its
 coordinates of other commits, then all of these are erased.
 
 If an array was made shorter, the chunk at its end may still have the rows that it had before, and copies of that chunk
-have them, too. Elements that no kept commit shows belong to no row, and are erased with the others, in any array: commits
-that have expired, or were on a branch that is deleted, may have shown more of it.
+have them, too. Elements that no kept commit shows belong to no row, and are erased with the others, in any array:
+commits that have expired, or were on a branch that is deleted, may have shown more of it.
 """
 
 from __future__ import annotations
