@@ -5,6 +5,7 @@ from __future__ import annotations
 import gzip
 import os
 import socket
+import tarfile
 import threading
 import tracemalloc
 import zipfile
@@ -243,12 +244,43 @@ def test_a_file_of_an_archive_that_is_longer_than_it_says(
     (tmp_path / "a.zip").write_bytes(content.replace((200 << 20).to_bytes(4, "little"), (40).to_bytes(4, "little")))
     tracemalloc.start()
     try:
-        with pytest.raises((txstore.SourceError, zipfile.BadZipFile)):
-            repo.import_from(f"zip::{tmp_path}/a.zip")
+        for source in (f"zip::{tmp_path}/a.zip", zarr.storage.ZipStore(tmp_path / "a.zip")):
+            with pytest.raises((txstore.SourceError, zipfile.BadZipFile)):
+                repo.import_from(source)
         assert tracemalloc.get_traced_memory()[1] < 50 << 20
     finally:
         tracemalloc.stop()
     assert repo.head() is None
+
+
+@pytest.mark.parametrize(
+    ("chain", "pack"),
+    [
+        ("tar", {"mode": "w:gz", "name": "a.tar.gz"}),
+        ("tar::simplecache", {"mode": "w:xz", "name": "a.tar.xz"}),
+        ("zip::zip://a", {"mode": "w", "name": "a.zip"}),
+        ("libarchive", {"mode": "w", "name": "a.tar"}),
+    ],
+)
+def test_an_archive_that_says_without_bound_how_long_its_parts_are(
+    repo: txstore.Repository, tmp_path: Path, chain: str, pack: dict[str, Any]
+) -> None:
+    """Where one layer unpacks another one, a head of a few bytes may claim any length."""
+    _write(tmp_path / "a.zarr")
+    with tarfile.open(tmp_path / pack["name"], pack["mode"]) as packed:
+        packed.add(tmp_path / "a.zarr", "")
+    with pytest.raises(txstore.SourceError, match="unpack others yourself"):
+        repo.import_from(f"{chain}::{tmp_path / pack['name']}")
+
+
+@pytest.mark.parametrize("chain", ["zip://", "tar://", "dir://x::zip://", "simplecache::tar://", "reference://"])
+def test_an_archive_is_no_repository(tmp_path: Path, chain: str) -> None:
+    """A few kilobytes were unpacked to gigabytes; and commits were not found in it, so that it seemed to be empty."""
+    with zipfile.ZipFile(tmp_path / "a.zip", "w") as packed:
+        packed.writestr("format.json", bytes(50 << 20), compress_type=zipfile.ZIP_BZIP2)
+    for opened in (txstore.Repository, txstore.TxStore):
+        with pytest.raises(ValueError, match="unpack it first"):
+            opened(f"{chain}::{tmp_path}/a.zip")
 
 
 def test_a_link_of_another_user_among_the_matches(

@@ -682,6 +682,33 @@ def test_what_a_commit_has_shown_that_has_expired(repo: txstore.Repository, grow
     assert repo.erase("v", {"p": 17}).commit is None
 
 
+def test_what_only_a_deleted_branch_has_shown(repo: txstore.Repository) -> None:
+    """No kept commit says that the array was longer once, and none of main has expired."""
+    with repo.transaction() as store:
+        array_of(store, "p", np.arange(10, 16), ["p"], (8,))
+        array_of(store, "v", secret(6), ["p"], (4,))
+    repo.branches["dev"] = repo.head()
+    rows = secret(2)
+    with repo.transaction("longer", branch="dev") as store:
+        zarr.open_array(store, path="p").append(np.array([16, 17]))
+        zarr.open_array(store, path="v").append(rows)
+    with repo.transaction("shorter", branch="dev") as store:
+        for path in ("p", "v"):
+            zarr.open_array(store, path=path).resize((6,))
+        zarr.open_array(store, path="v")[4] = 1
+    del store
+    gc.collect()
+    repo.merge("dev")
+    del repo.branches["dev"]
+    repo.vacuum(keep=9)
+    gc.collect()
+    assert leaks(repo.url, rows[1].tobytes())
+    before = contents(repo)
+    repo.erase("v", {"p": 12})
+    assert leaks(repo.url, rows[1].tobytes()) == []
+    check(before, contents(repo), lambda branch, version, path: 2 if path == "v" else None, lambda _: 0)
+
+
 def test_what_a_shorter_array_hides_and_a_roll_moves(repo: txstore.Repository) -> None:
     """How much of a chunk is hidden is told by each commit from where the chunk lies there."""
     rows = secret(20)

@@ -10,14 +10,16 @@ import re
 import stat
 from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 from fsspec.core import split_protocol
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.utils import infer_compression
 from zarr.abc.store import Store
 from zarr.buffer import default_buffer_prototype
-from zarr.storage import LocalStore
+from zarr.storage import LocalStore, ZipStore
 
 from txstore._native import local
 from txstore.codecs import bounded_codecs
@@ -41,7 +43,7 @@ _NETCDF_3 = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
 _NETCDF_NAMES = (".nc", ".nc4", ".cdf", ".netcdf")
 #: fsspec's caching protocols.
 _CACHES = {"blockcache", "cached", "filecache", "simplecache"}
-_WEB, _ARCHIVES = {"http", "https"}, {"zip", "tar", "libarchive"}
+_WEB, _ARCHIVES = {"http", "https"}, {"zip", "tar"}
 #: For how many sizes an import asks an open store at a time.
 _AT_A_TIME = 64
 #: How a zip file packs what is unpacked as far as it is asked for: not at all, and by deflate. None: of other files.
@@ -117,9 +119,7 @@ class Place:
 
         address = os.fspath(url)
         check_slashes(address)
-        if "reference" in {each.partition("://")[0] for each in address.split("::")}:
-            reason = "a manifest may name any file: give the manifest itself to import_references, and sources="
-            raise SourceError(public(address), reason)
+        _check_layers(address)
         *caches, last = address.split("::")
         if {each.partition("://")[0] for each in caches} <= _CACHES and split_protocol(last)[0] in (None, *LOCAL):
             address = last  # their file system would not say that a file of this machine is a link
@@ -298,6 +298,20 @@ class Place:
         raise SourceError(self.url, "this is neither Zarr nor NetCDF nor HDF5")
 
 
+def _check_layers(address: str) -> None:
+    """Raise `SourceError` for a chained URL of which a layer is believed before what it says can be checked."""
+    links = address.split("::")
+    protocols = [each.partition("://")[0] for each in links]
+    if "reference" in protocols:
+        reason = "a manifest may name any file: give the manifest itself to import_references, and sources="
+        raise SourceError(public(address), reason)
+    archives = [each for each in protocols if each in _ARCHIVES]
+    is_packed_twice = len(archives) > 1 or (archives == ["tar"] and any(map(infer_compression, links)))
+    if is_packed_twice or "libarchive" in protocols:
+        reason = "a zip archive of files or a tar archive that is not compressed can be read: unpack others yourself"
+        raise SourceError(public(address), reason)
+
+
 def _with_client(address: str, options: Mapping[str, Any]) -> dict[str, Any]:
     """Return options for fsspec in which each file system of the web has our client, unless the caller gives one."""
     given = dict(options)
@@ -351,7 +365,10 @@ def places(sources: Iterable[Source], options: Mapping[str, Any] | None) -> list
     Raises `SourceError` for a pattern without a match.
     """
     found: list[Place] = []
-    for source in sources:
+    for given in sources:
+        source = given
+        if isinstance(given, ZipStore) and isinstance(given.path, Path):
+            source = f"zip::{given.path}"  # of which no file takes more memory than it may
         if isinstance(source, Store) and not isinstance(source, LocalStore):
             found.append(OpenStore(source))
             continue

@@ -110,7 +110,7 @@ class ErasedRows:
     def _values(self, found: RowsInHistory) -> Iterator[ValueAfter]:
         for value in found.values.values():
             if value.path in self.paths:
-                yield ValueAfter(value.key, value.places, self._filled(value, found.shown(value)))
+                yield ValueAfter(value.key, value.places, self._filled(value, value.shown or {}))
 
     def _filled(self, value: StoredValue, shown: Mapping[int, int]) -> bytes | None:
         array = value.array

@@ -4,13 +4,13 @@ A value is named by the place where it lies: many commits have the same one. Its
 coordinates of other commits, then all of these are erased.
 
 If an array was made shorter, the chunk at its end may still have the rows that it had before, and copies of that chunk
-have them, too. Elements that no kept commit shows belong to no row, and are erased with the others. Where commits have
-expired, any array may have been longer.
+have them, too. Elements that no kept commit shows belong to no row, and are erased with the others, in any array:
+commits that have expired, or were on a branch that is deleted, may have shown more of it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING
@@ -24,7 +24,7 @@ from txstore.format.packfile import PackName
 from txstore.history.commits import Commits
 from txstore.history.snapshot import Snapshot, unpinned
 from txstore.labels.rows_of_array import ArrayAt, ArrayRows, Boxes
-from txstore.maintenance.reachable import kept_commits, living_branches
+from txstore.maintenance.reachable import kept_commits
 from txstore.segments.ranged_packs import open_packs
 
 if TYPE_CHECKING:
@@ -80,22 +80,10 @@ class RowsInHistory:
         self._leaves_labels = leaves_labels
         self._nodes: set[str] = set()  # that have had a document
         self._packs = open_packs(commits.storage)
-        self._shortened: set[str] = set()
-        self._longest: dict[str, tuple[int, ...]] = {}
         self._partly_shown: dict[str, dict[str, None]] = {}  # keys by array, at its present length
-        self._sharing: set[frozenset[str]] = set()  # arrays of which one has values of the other by reference
         chains = groupby(kept_commits(commits, {}), key=lambda stored: stored.header.branch)
         for _, chain in chains:
             self._walk(list(chain)[::-1])
-        # A commit that has expired may have shown more of any array.
-        if any(commits.oldest_kept.of(branch) for branch in living_branches(commits)):
-            self._shortened |= self.paths
-        while more := {path for pair in self._sharing if pair & self._shortened for path in pair} - self._shortened:
-            self._shortened |= more
-
-    def shown(self, value: StoredValue) -> Mapping[int, int]:
-        """Return how much of a value any commit shows along an axis, where the rest may be rows that were cut off."""
-        return value.shown or {} if value.path in self._shortened else {}
 
     def _walk(self, chain: list[Stored]) -> None:
         """Look through commits of one branch, the oldest first."""
@@ -156,10 +144,6 @@ class RowsInHistory:
         last[path] = array
         if array is not None:
             self.paths.add(path)
-            longest = self._longest.get(path, array.extents)
-            if any(one < other for one, other in zip(array.extents, longest, strict=False)):
-                self._shortened.add(path)
-            self._longest[path] = tuple(map(max, array.extents, longest))
         keys = dict.fromkeys(fresh)
         if array is not None and (was is None or was.signature != array.signature):
             keys.update(dict.fromkeys(array.boxes))
@@ -185,8 +169,6 @@ class RowsInHistory:
             self.values[address] = value
             if array is None or not array.is_labelled:
                 value.unlabelled = snapshot.commit
-        if path != value.path:
-            self._sharing.add(frozenset((path, value.path)))
         shown, known = {} if array is None else array.shown(key), value.shown
         value.shown = shown if known is None else {n: max(shown[n], known[n]) for n in shown.keys() & known.keys()}
         if array is None:

@@ -41,6 +41,7 @@ from txstore.serving.answers import (
     Send,
     answer_in_pieces,
     answer_part,
+    headers_of,
     select,
 )
 from txstore.storage.objects.errors import NoListsError
@@ -73,9 +74,11 @@ class PlainZarr:
     async def __call__(self, scope: Scope, receive: Receive, send: Send, path: bytes) -> None:
         """Answer a request; `path` follows `/at/` in the URL, as the client sent it."""
         ref, key = _parsed(path)
-        snapshot = self.positions.kept(ref)
+        # To confirm a value that a client has kept is to keep it there: what is erased by now is never confirmed.
+        since = time.monotonic() if b"if-none-match" in headers_of(scope) else -math.inf
+        snapshot = self.positions.kept(ref, since)
         if snapshot is None and (self._is_ranged or may_be_id(ref)):
-            snapshot = await in_thread(self.positions.snapshot, ref)
+            snapshot = await in_thread(self.positions.snapshot, ref, since)
         elif snapshot is None:
             snapshot = self.positions.snapshot(ref)
         group, _, name = key.rpartition("/")
@@ -241,20 +244,25 @@ class Positions:
         self._lock = processes.new_lock()
         self._snapshots: OrderedDict[str, _Kept] = OrderedDict()
         self._places: OrderedDict[str, tuple[str, int]] = OrderedDict()
+        self._looking = processes.new_lock()
         self._looked = -math.inf  # when erasures were looked for
 
-    def kept(self, ref: str) -> Snapshot | None:
-        """Return the cached snapshot for a commit's id, if any. None also if erasures have to be looked for first."""
+    def kept(self, ref: str, since: float = -math.inf) -> Snapshot | None:
+        """Return the cached snapshot for a commit's id, if any. None also if erasures have to be looked for first.
+
+        `since`: it is to show no value whose erasure had ended by then.
+        """
         found = self._snapshots.get(ref)
-        if found is None or self._is_due() or found.erasures is not self._engine.snapshots.replaced:
+        if found is None or self._is_due(since) or found.erasures is not self._engine.snapshots.replaced:
             return None
         self._keep(ref, found.snapshot, found.erasures)
         return found.snapshot
 
-    def snapshot(self, ref: str) -> Snapshot:
+    def snapshot(self, ref: str, since: float = -math.inf) -> Snapshot:
         """Return the snapshot for a commit's id (or its first digits), a tag or a branch. Raises as `stored` does."""
-        if self._is_due():
-            self._heed_erasures()
+        with self._looking:  # of many requests at once, one looks for all
+            if self._is_due(since):
+                self._heed_erasures()
         kept = self.kept(ref)
         if kept is not None:
             return kept
@@ -297,8 +305,8 @@ class Positions:
                 self._snapshots.popitem(last=False)
             return bool(self._snapshots)
 
-    def _is_due(self) -> bool:
-        return self._engine.snapshots.is_ranged and time.monotonic() - self._looked >= _LOOK
+    def _is_due(self, since: float) -> bool:
+        return self._engine.snapshots.is_ranged and self._looked <= max(since, time.monotonic() - _LOOK)
 
     def _heed_erasures(self) -> None:
         """Keep no snapshot from before an erasure: its runs, and what was read of them, are as they were then."""
