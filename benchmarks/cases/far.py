@@ -24,7 +24,7 @@ import txstore
 from benchmarks.harness import OURS, Row, Samples, Setting, faster, finish_requests, medians, percentile, timed
 from benchmarks.memory import resident_peak
 from benchmarks.own_process import Parent, Values, ask, together
-from benchmarks.simulated.s3_stub import S3Stub, move_away, requests_in, take_counts, take_seen, under_way
+from benchmarks.simulated.s3_stub import S3Stub, move_away
 from benchmarks.stores import Bucket, Fsspec, Icechunk, Layout, Object, TxStore, ZarrStore
 
 DISTANCE, JITTER = 0.03, 0.5  # seconds; the share of them
@@ -65,10 +65,9 @@ def _far(port: int) -> Iterator[Values]:
     move_away(port, DISTANCE)
     with timed() as seconds:
         yield told
-    counts, seen = take_counts(port), take_seen(port)
-    move_away(port, 0)
-    told |= {"seconds": seconds(), "requests": requests_in(counts), "counts": counts}
-    told["under way"] = under_way(seen, SAMPLES)
+    traffic = move_away(port)
+    told |= {"seconds": seconds(), "requests": traffic.requests, "counts": traffic.counts}
+    told["under way"] = traffic.under_way(SAMPLES)
 
 
 def _ask(task: Callable[..., Values], **order: Any) -> Any:
@@ -202,7 +201,7 @@ def _crowd(task: Callable[..., Values], seconds: float, jitter: float) -> Values
         orders = [{"port": stub.port, "number": number, "seconds": seconds} for number in range(COMMITTERS)]
         answers = together(task, orders, before=leave)
         took = time.monotonic() - began[0]
-        counts = take_counts(stub.port)
+        requests = move_away(stub.port).requests
     made = [each["made"] for each in answers]
     slowest = max(each["p99"] for each in answers)
     return {
@@ -210,7 +209,7 @@ def _crowd(task: Callable[..., Values], seconds: float, jitter: float) -> Values
         "fewest": min(made),
         "most": max(made),
         "p99": slowest,
-        "requests": requests_in(counts) / max(1, sum(made)),
+        "requests": requests / max(1, sum(made)),
         "given_up": sum(each["given_up"] for each in answers),
     }
 
@@ -491,11 +490,11 @@ def small_values(who: str, port: int) -> Values:
         store = KINDS[who](bucket)
         store.prepare()
         finish_requests()
-        take_counts(port)
+        move_away(port)
         with timed() as write:
             store.write(Layout(data.shape, (SMALL_CHUNK,), "u1"), data)
         finish_requests()
-        counts = take_counts(port)
+        counts = move_away(port).counts
         with timed() as read:
             reader = KINDS[who](bucket)
             found = reader.read(reader.open(), slice(None))

@@ -17,7 +17,7 @@ from benchmarks.harness import percentile, timed
 from benchmarks.memory import peak_of, resident_peak
 from benchmarks.own_process import Parent, Values, ask, together
 from benchmarks.peers.works import Work
-from benchmarks.simulated.s3_stub import S3Stub, move_away, requests_in, take_counts
+from benchmarks.simulated.s3_stub import S3Stub, move_away
 from benchmarks.stores import (
     PEERS,
     REMOTE,
@@ -238,7 +238,7 @@ def read_far(peer: str, bucket: Bucket, chunks: int) -> Values:
     with timed() as seconds:
         array = store.open()
         found = store.read(array, np.s_[:, :])
-    requests = requests_in(take_counts(bucket.port))
+    requests = move_away(bucket.port).requests
     _compare(found, data)
     return {"read": seconds(), REQUESTS: requests}
 
