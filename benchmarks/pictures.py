@@ -23,42 +23,35 @@ class Picture(NamedTuple):
     panels: tuple[tuple[str, str, str], ...]  # row, task, title
 
 
-_CODECS = ("raw", "zstd", "blosc")
-_CROWD = "4096 × 16 KiB, zstd: written by several processes"
-_SHARDED = "4096 × 16 KiB in 16 shards, zstd"
+_CODECS, _RAW, _ZSTD = ("raw", "zstd", "blosc"), "4096 × 16 KiB, raw", "4096 × 16 KiB, zstd"
+_CROWD, _RANDOM, _ONE = f"{_ZSTD}: written by several processes", "200 random chunks", "open, read one chunk"
 
 
 def _whole(row: str) -> tuple[tuple[str, str, str], ...]:
     return tuple((f"{row}, {codec}", task, f"{task}, {codec}") for task in ("write", "read") for codec in _CODECS)
 
 
+_PARTS = (
+    (_RAW, _RANDOM, f"{_RANDOM}, raw"),
+    (_ZSTD, _RANDOM, f"{_RANDOM}, zstd"),
+    ("4096 × 16 KiB in 16 shards, zstd", _RANDOM, f"{_RANDOM} of 16 shards"),
+    (_ZSTD, "one line across all chunks", "one line across all chunks, zstd"),
+    (_ZSTD, "strided", "strided, zstd"),
+    ("2,000 × 16 KiB on S3, 30 ms a request", "read", "2,000 chunks from S3, 30 ms a request"),
+)
+_MANY = (
+    (_CROWD, "1 process", "64 MiB written by 1 process"),
+    (_CROWD, "4 processes", "64 MiB written by 4 processes"),
+    (_CROWD, "8 processes", "64 MiB written by 8 processes"),
+    ("append 1,000 × 16 KiB, each committed", "median", "append 16 KiB and commit"),
+    ("10,000 keys", _ONE, "open 10,000 chunks, read one"),
+    ("100,000 keys", _ONE, "open 100,000 chunks, read one"),
+)
 FIGURES = [
     Picture("small-chunks", "4096 chunks of 16 KiB", _whole("4096 × 16 KiB")),
     Picture("large-chunks", "512 chunks of 1 MiB", _whole("512 × 1 MiB")),
-    Picture(
-        "parts",
-        "Parts of 4096 chunks of 16 KiB",
-        (
-            ("4096 × 16 KiB, raw", "200 random chunks", "200 random chunks, raw"),
-            ("4096 × 16 KiB, zstd", "200 random chunks", "200 random chunks, zstd"),
-            (_SHARDED, "200 random chunks", "200 random chunks of 16 shards"),
-            ("4096 × 16 KiB, zstd", "one line across all chunks", "one line across all chunks, zstd"),
-            ("4096 × 16 KiB, zstd", "strided", "strided, zstd"),
-            ("2,000 × 16 KiB on S3, 30 ms a request", "read", "2,000 chunks from S3, 30 ms a request"),
-        ),
-    ),
-    Picture(
-        "many",
-        "Many processes, commits and keys",
-        (
-            (_CROWD, "1 process", "64 MiB written by 1 process"),
-            (_CROWD, "4 processes", "64 MiB written by 4 processes"),
-            (_CROWD, "8 processes", "64 MiB written by 8 processes"),
-            ("append 1,000 × 16 KiB, each committed", "median", "append 16 KiB and commit"),
-            ("10,000 keys", "open, read one chunk", "open 10,000 chunks, read one"),
-            ("100,000 keys", "open, read one chunk", "open 100,000 chunks, read one"),
-        ),
-    ),
+    Picture("parts", "Parts of 4096 chunks of 16 KiB", _PARTS),
+    Picture("many", "Many processes, commits and keys", _MANY),
 ]
 
 
@@ -124,11 +117,7 @@ PANELS = {
     "distance verify": "verify of 300 commits",
 }
 #: Told apart by lightness and kind of line as well as by hue. Others take so long that nothing else would be seen.
-_LOOKS = {
-    "TxStore": ("#12476b", "-", 2.4),
-    "Icechunk": ("#d9822b", "--", 1.8),
-    "obstore": ("#4c9bc4", "-.", 1.8),
-}
+_LOOKS = {"TxStore": ("#12476b", "-", 2.4), "Icechunk": ("#d9822b", "--", 1.8), "obstore": ("#4c9bc4", "-.", 1.8)}
 
 
 def draw_far_away(rows: Sequence[Mapping[str, Any]], path: Path) -> str:

@@ -101,17 +101,15 @@ class Stub:
         counts = self.traffic.counts
         counts[_kind(method, key, headers)] += 1
         counts["received"] += len(body)
-        answer = self._answer(method, key, body, query, headers)
+        answer = self._object(method, key, body, query, headers) if key else self._bucket(method, body, query)
         if isinstance(answer.body, bytes | memoryview):
             counts["sent"] += len(answer.body)
             answer.headers["Content-Length"] = f"{len(answer.body)}"
         return answer
 
-    def _answer(
+    def _object(
         self, method: str, key: str, body: bytes, query: Mapping[str, str], headers: Mapping[str, str]
     ) -> web.Response:
-        if not key:
-            return self._bucket(method, body, query)
         there = self.objects.get(key)
         if method == "PUT" and "uploadId" in query:
             self.uploads[query["uploadId"]][int(query["partNumber"])] = _unchunked(body, headers)
@@ -134,7 +132,7 @@ class Stub:
         if method == "DELETE":
             self._remove(key)
             return web.Response(status=204)
-        return _error(404, "NoSuchKey") if there is None else _object(there, headers.get("Range", ""))
+        return _error(404, "NoSuchKey") if there is None else _read(there, headers.get("Range", ""))
 
     def _store(self, key: str, body: bytes) -> str:
         if key not in self.objects:
@@ -193,7 +191,7 @@ class Stub:
         )
 
 
-def _object(stored: Stored, wanted: str) -> web.Response:
+def _read(stored: Stored, wanted: str) -> web.Response:
     headers = {"ETag": stored.etag, "Last-Modified": formatdate(stored.modified, usegmt=True), "Accept-Ranges": "bytes"}
     if not wanted.startswith("bytes="):
         return web.Response(body=stored.body, headers=headers)
