@@ -250,8 +250,7 @@ class S3Stub:
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__], cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
-        if self._process.stdout is None:
-            raise AssertionError("it was started with a pipe")
+        assert self._process.stdout is not None
         self.port = int(self._process.stdout.readline())
 
     def __enter__(self) -> Self:
