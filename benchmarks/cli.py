@@ -5,9 +5,11 @@ from __future__ import annotations
 import argparse
 import json
 import os
+import platform
 import time
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -15,8 +17,8 @@ from typing import Any
 from rich.console import Console
 from rich.markdown import Markdown
 
+import txstore
 from benchmarks.harness import Row, Setting
-from benchmarks.machine import describe_machine, file_system_of, versions
 from benchmarks.own_process import NotOffered
 from benchmarks.pages import publish, publish_peers
 from benchmarks.peers import report
@@ -24,11 +26,16 @@ from benchmarks.peers.results import Results, load
 from benchmarks.peers.rows import make_rows, take_rounds
 from benchmarks.peers.targets import judge
 from benchmarks.pictures import PANELS, draw_far_away
+from txstore._native import index, local
 
 RESULTS = Path("benchmark-results.json")
 FAR_AWAY = RESULTS.with_name("benchmark-distance.svg")
 RESULTS_OF_PEERS = Path("benchmark-peers.json")
 ROUNDS, ROUNDS_QUICK = 3, 1
+_PACKAGES = (
+    "zarr", "numcodecs", "numpy", "fasteners", "filelock", "icechunk", "tensorstore", "h5py", "zarrs", "obstore",
+    "s3fs",
+)  # fmt: skip
 _ERRORS = Console(stderr=True, highlight=False)
 
 
@@ -55,7 +62,7 @@ def main() -> int:
     for name in _chosen(arguments.only or usual, cases, "benchmark"):
         began = time.monotonic()
         try:
-            found = cases[name](setting)
+            found = list(cases[name](setting))
         except NotOffered as why:
             _ERRORS.print(f"{name}: {why}", markup=False)
             return 2
@@ -65,7 +72,9 @@ def main() -> int:
                 f"{'pass' if row.ok else 'MISS'} {report.amount(row.measured, row.unit):>10}  {row.what}", markup=False
             )
         _ERRORS.print(f"[dim]{name}: {time.monotonic() - began:.0f} s[/]")
-        _write_results(rows, machine, quick=arguments.quick)  # each time: what was measured outlives an interrupt
+        results = _about(machine | {"load_after": os.getloadavg()}, quick=arguments.quick)
+        results |= {"ok": all(row.ok for row in rows), "rows": [row.as_dict() for row in rows]}
+        RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")  # outlives an interrupt
     show("\n\n".join([*map(report.figures, rows), report.promises([row.as_dict() for row in rows])]))
     if any(row.name in PANELS for row in rows):
         _ERRORS.print(draw_far_away([row.as_dict() for row in rows], FAR_AWAY))
@@ -101,8 +110,7 @@ def _measure(arguments: argparse.Namespace) -> Results:
     chosen = _chosen(arguments.rows, offered, "row")
     directory, machine = _where(arguments.directory)
     rounds = arguments.rounds or (ROUNDS_QUICK if arguments.quick else ROUNDS)
-    about = {"date": datetime.now(UTC).isoformat(timespec="seconds"), "quick": arguments.quick, "rounds": rounds}
-    results = Results(about | {"machine": machine, "versions": versions()})
+    results = Results(_about(machine, quick=arguments.quick) | {"rounds": rounds})
     with TemporaryDirectory(prefix="benchmark-", dir=directory) as scratch:
         for name in chosen:
             began = time.monotonic()
@@ -122,11 +130,11 @@ def _parser(program: str, description: str | None) -> argparse.ArgumentParser:
 
 def _where(directory: Path) -> tuple[Path, dict[str, Any]]:
     """Return the directory to write to, and what machine this is. Exits if the directory is in memory."""
-    file_system = file_system_of(directory.resolve())
+    file_system = _file_system_of(directory.resolve())
     if file_system in ("tmpfs", "ramfs"):
         _ERRORS.print(f"{directory} is in memory ({file_system}), where being durable costs nothing: use --directory")
         raise SystemExit(2)
-    return directory.resolve(), describe_machine(file_system)
+    return directory.resolve(), _describe_machine(file_system)
 
 
 def _chosen(parts: Iterable[str] | None, offered: Mapping[str, object], what: str) -> list[str]:
@@ -140,13 +148,40 @@ def _chosen(parts: Iterable[str] | None, offered: Mapping[str, object], what: st
     return chosen
 
 
-def _write_results(rows: list[Row], machine: dict[str, Any], *, quick: bool) -> None:
-    results = {
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
-        "quick": quick,
-        "ok": all(row.ok for row in rows),
-        "machine": machine | {"load_after": os.getloadavg()},
-        "versions": versions(),
-        "rows": [row.as_dict() for row in rows],
-    }
-    RESULTS.write_text(json.dumps(results, indent=1) + "\n", encoding="utf-8")
+def _about(machine: dict[str, Any], *, quick: bool) -> dict[str, Any]:
+    date = datetime.now(UTC).isoformat(timespec="seconds")
+    return {"date": date, "quick": quick, "machine": machine, "versions": _versions()}
+
+
+# --- what a result is worth nothing without: the versions, and the machine
+
+
+def _versions() -> dict[str, str]:
+    found = {"python": platform.python_version(), "txstore": txstore.__version__}
+    for name in _PACKAGES:
+        try:
+            found[name] = version(name)
+        except PackageNotFoundError:
+            found[name] = "not installed"
+    return found | {"index": index.IMPLEMENTATION, "local": local.IMPLEMENTATION}
+
+
+def _describe_machine(file_system: str) -> dict[str, Any]:
+    model, cpuinfo = platform.processor(), Path("/proc/cpuinfo")
+    if cpuinfo.exists():
+        lines = (line.partition(":") for line in cpuinfo.read_text(encoding="utf-8").splitlines())
+        model = next((value.strip() for name, _, value in lines if name.strip() == "model name"), model)
+    return {
+        "system": platform.platform(), "processor": model, "processors": os.cpu_count(),
+        "file_system": file_system, "load_before": os.getloadavg(),
+    }  # fmt: skip
+
+
+def _file_system_of(directory: Path) -> str:
+    """Return the type of the file system that a directory lies on."""
+    mounts = Path("/proc/self/mounts")
+    if not mounts.exists():
+        return "unknown"
+    found = [line.split()[1:3] for line in mounts.read_text(encoding="utf-8").splitlines()]
+    above = [(len(place), kind) for place, kind in found if directory.is_relative_to(place)]
+    return max(above, default=(0, "unknown"))[1]

@@ -15,7 +15,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from tempfile import TemporaryDirectory
 from typing import Any
@@ -36,7 +36,6 @@ class Row:
     target: float
     unit: str = "×"
     at_least: bool = False
-    medians: Mapping[str, float] = field(default_factory=dict)
     samples: Mapping[str, Sequence[float]] = field(default_factory=dict)
     figures: Sequence[Mapping[str, Any]] = ()  # what else was counted, for the results' file
 
@@ -45,17 +44,9 @@ class Row:
         return self.measured >= self.target if self.at_least else self.measured <= self.target
 
     def as_dict(self) -> dict[str, Any]:
-        return {
-            "name": self.name,
-            "what": self.what,
-            "measured": self.measured,
-            "unit": self.unit,
-            "must_reach": {"at_least" if self.at_least else "at_most": self.target},
-            "ok": self.ok,
-            "medians": dict(self.medians),
-            "samples": {who: list(taken) for who, taken in self.samples.items()},
-            "figures": [dict(one) for one in self.figures],
-        }
+        told = asdict(self)
+        bound = {"at_least" if told.pop("at_least") else "at_most": told.pop("target")}
+        return told | {"must_reach": bound, "ok": self.ok, "medians": medians(self.samples)}
 
 
 @dataclass(frozen=True)
@@ -128,19 +119,25 @@ def ratio(samples: Samples, above: str, below: str) -> float:
 
 def slower(name: str, what: str, samples: Samples, who: str, peer: str, most: float) -> Row:
     """Return the row of what takes at most so many times as long as a peer does."""
-    return Row(name, what, ratio(samples, who, peer), most, medians=medians(samples), samples=samples)
+    return Row(name, what, ratio(samples, who, peer), most, samples=samples)
 
 
 def faster(name: str, what: str, samples: Samples, who: str, peer: str, least: float, **more: Any) -> Row:
     """Return the row of what must be at least so many times as fast as a peer."""
     found = ratio(samples, peer, who)
-    return Row(name, what, found, least, at_least=True, medians=medians(samples), samples=samples, **more)
+    return Row(name, what, found, least, at_least=True, samples=samples, **more)
 
 
 def middle(name: str, what: str, samples: Sequence[float], most: float, unit: str) -> Row:
     """Return the row of the median of what TxStore alone has taken."""
-    median = statistics.median(samples)
-    return Row(name, what, median, most, unit, medians={OURS: median}, samples={OURS: samples})
+    return Row(name, what, statistics.median(samples), most, unit, samples={OURS: samples})
+
+
+def compare(found: object, written: object) -> None:
+    import numpy as np  # late: one benchmark measures processes without it
+
+    if not np.array_equal(found, written):  # type: ignore[arg-type]
+        raise AssertionError("what was read is not what was written")
 
 
 def medians(samples: Mapping[str, Sequence[float]]) -> dict[str, float]:
@@ -151,6 +148,12 @@ def percentile(samples: Sequence[float], percent: float) -> float:
     """Return the smallest sample that so many percent do not exceed."""
     ordered = sorted(samples)
     return ordered[max(0, math.ceil(len(ordered) * percent / 100) - 1)]
+
+
+def seconds_of(function: Callable[[], object]) -> float:
+    with timed() as seconds:
+        function()
+    return seconds()
 
 
 @contextmanager

@@ -21,7 +21,6 @@ from typing import Any, Self
 DEADLINE = 900.0
 
 Values = dict[str, Any]
-#: What a process can be asked to do.
 Task = Callable[..., Any]
 
 
@@ -40,7 +39,7 @@ class Parent:
         self._pipe = pipe
 
     def tell(self, said: object) -> None:
-        self._pipe.send(("told", said))
+        self._pipe.send(said)
 
     def meet(self) -> None:
         """Return when the parent lets this process go on, as it does when all are here that work together."""
@@ -61,7 +60,8 @@ class Process:
         return self
 
     def __exit__(self, *error: object) -> None:
-        self.kill()
+        self._process.kill()
+        self._process.join()
         self._ours.close()
 
     @property
@@ -69,35 +69,26 @@ class Process:
         assert self._process.pid is not None
         return self._process.pid
 
-    def kill(self) -> None:
-        self._process.kill()
-        self._process.join()
-
-    def hear(self) -> Any:
-        """Return what the task tells next; when it meets others, that is None, and it waits for `go`."""
-        return self._receive("told")
-
     def go(self) -> None:
         self._ours.send("go")
 
     def answer(self) -> Any:
         """Return what the task returns."""
-        values = self._receive("values")
+        values = self.hear()
         self._process.join(DEADLINE)  # it lets go of its files first
         return values
 
-    def _receive(self, wanted: str) -> Any:
+    def hear(self) -> Any:
+        """Return what the task tells next; when it meets others, that is None, and it waits for `go`."""
         try:
             if not self._ours.poll(DEADLINE):
                 raise Failed(f"no answer within {DEADLINE:.0f} s")
-            kind, said = self._ours.recv()
+            said = self._ours.recv()
         except (EOFError, ConnectionError):
             self._process.join()
             raise Failed(f"it has ended with {self._process.exitcode}") from None
-        if kind == "not offered":
-            raise NotOffered(said)
-        if kind != wanted:
-            raise Failed(said)
+        if isinstance(said, Failed | NotOffered):
+            raise said
         return said
 
 
@@ -138,9 +129,9 @@ def _do(answers: Connection, task: Task, order: Mapping[str, Any]) -> None:
     sys.stdout = sys.stderr  # libraries print, too
     talks = {"parent": Parent(answers)} if "parent" in inspect.signature(task).parameters else {}
     try:
-        answers.send(("values", task(**order, **talks)))
+        answers.send(task(**order, **talks))
     except NotOffered as why:
-        answers.send(("not offered", str(why)))
+        answers.send(why)
     except Exception as error:  # noqa: BLE001 - whatever a store raises is why it is left out
-        answers.send(("failed", f"{type(error).__name__}: {error}"[:300]))
+        answers.send(Failed(f"{type(error).__name__}: {error}"[:300]))
     os._exit(0)  # no time for threads and caches that are of no use any more

@@ -18,10 +18,7 @@ END = "<!-- measured: end -->"
 BENCH, FAR_AWAY, PEERS = "make bench", "make bench-remote", "make bench-peers"
 #: What the front page shows of the peers.
 _SUMMARY = [
-    ("4096 × 16 KiB, raw", "write"),
-    ("4096 × 16 KiB, raw", "read"),
-    ("4096 × 16 KiB, zstd", "write"),
-    ("4096 × 16 KiB, zstd", "read"),
+    *((f"4096 × 16 KiB, {codec}", task) for codec in ("raw", "zstd") for task in ("write", "read")),
     ("4096 × 16 KiB, zstd", "200 random chunks"),
     ("512 × 1 MiB, zstd", "write"),
     ("512 × 1 MiB, zstd", "read"),

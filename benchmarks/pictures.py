@@ -1,70 +1,57 @@
-"""The pictures of the documents: bars of the peers, and requests under way far from a server.
-
-The bars are SVG by hand: small files that differ only where a run does.
-"""
+"""The pictures of the documents: bars of the peers, and requests under way far from a server."""
 
 from __future__ import annotations
 
 import importlib.util
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from io import StringIO
 from pathlib import Path
-from typing import Any
-from xml.sax.saxutils import escape
+from typing import Any, NamedTuple
 
 from benchmarks.peers.report import amount
 from benchmarks.peers.results import OURS, Cell, Results, least
 
 _INK, _FAINT = "#1f1f1f", "#6b6b6b"
 _OURS, _DURABLE, _NOT_DURABLE = "#12476b", "#6aaed6", "#c9cdd2"
-_PANEL, _LABEL, _BAR, _GAP, _HEAD, _COLUMNS = 330, 118, 15, 5, 34, 3
 #: A bar that would be longer than so many times TxStore's is cut.
 _LONGEST = 6
 
 
-@dataclass(frozen=True)
-class Figure:
+class Picture(NamedTuple):
     name: str
     title: str
     panels: tuple[tuple[str, str, str], ...]  # row, task, title
 
 
-_CODECS = ("raw", "zstd", "blosc")
-_CROWD = "4096 × 16 KiB, zstd: written by several processes"
-_SHARDED = "4096 × 16 KiB in 16 shards, zstd"
+_CODECS, _RAW, _ZSTD = ("raw", "zstd", "blosc"), "4096 × 16 KiB, raw", "4096 × 16 KiB, zstd"
+_CROWD, _RANDOM, _ONE = f"{_ZSTD}: written by several processes", "200 random chunks", "open, read one chunk"
 
 
 def _whole(row: str) -> tuple[tuple[str, str, str], ...]:
     return tuple((f"{row}, {codec}", task, f"{task}, {codec}") for task in ("write", "read") for codec in _CODECS)
 
 
+_PARTS = (
+    (_RAW, _RANDOM, f"{_RANDOM}, raw"),
+    (_ZSTD, _RANDOM, f"{_RANDOM}, zstd"),
+    ("4096 × 16 KiB in 16 shards, zstd", _RANDOM, f"{_RANDOM} of 16 shards"),
+    (_ZSTD, "one line across all chunks", "one line across all chunks, zstd"),
+    (_ZSTD, "strided", "strided, zstd"),
+    ("2,000 × 16 KiB on S3, 30 ms a request", "read", "2,000 chunks from S3, 30 ms a request"),
+)
+_MANY = (
+    (_CROWD, "1 process", "64 MiB written by 1 process"),
+    (_CROWD, "4 processes", "64 MiB written by 4 processes"),
+    (_CROWD, "8 processes", "64 MiB written by 8 processes"),
+    ("append 1,000 × 16 KiB, each committed", "median", "append 16 KiB and commit"),
+    ("10,000 keys", _ONE, "open 10,000 chunks, read one"),
+    ("100,000 keys", _ONE, "open 100,000 chunks, read one"),
+)
 FIGURES = [
-    Figure("small-chunks", "4096 chunks of 16 KiB", _whole("4096 × 16 KiB")),
-    Figure("large-chunks", "512 chunks of 1 MiB", _whole("512 × 1 MiB")),
-    Figure(
-        "parts",
-        "Parts of 4096 chunks of 16 KiB",
-        (
-            ("4096 × 16 KiB, raw", "200 random chunks", "200 random chunks, raw"),
-            ("4096 × 16 KiB, zstd", "200 random chunks", "200 random chunks, zstd"),
-            (_SHARDED, "200 random chunks", "200 random chunks of 16 shards"),
-            ("4096 × 16 KiB, zstd", "one line across all chunks", "one line across all chunks, zstd"),
-            ("4096 × 16 KiB, zstd", "strided", "strided, zstd"),
-            ("2,000 × 16 KiB on S3, 30 ms a request", "read", "2,000 chunks from S3, 30 ms a request"),
-        ),
-    ),
-    Figure(
-        "many",
-        "Many processes, commits and keys",
-        (
-            (_CROWD, "1 process", "64 MiB written by 1 process"),
-            (_CROWD, "4 processes", "64 MiB written by 4 processes"),
-            (_CROWD, "8 processes", "64 MiB written by 8 processes"),
-            ("append 1,000 × 16 KiB, each committed", "median", "append 16 KiB and commit"),
-            ("10,000 keys", "open, read one chunk", "open 10,000 chunks, read one"),
-            ("100,000 keys", "open, read one chunk", "open 100,000 chunks, read one"),
-        ),
-    ),
+    Picture("small-chunks", "4096 chunks of 16 KiB", _whole("4096 × 16 KiB")),
+    Picture("large-chunks", "512 chunks of 1 MiB", _whole("512 × 1 MiB")),
+    Picture("parts", "Parts of 4096 chunks of 16 KiB", _PARTS),
+    Picture("many", "Many processes, commits and keys", _MANY),
 ]
 
 
@@ -79,75 +66,42 @@ def best_of_each(cells: Sequence[Cell]) -> list[Cell]:
     return sorted(found, key=lambda cell: cell.median)
 
 
-def draw(results: Results, figure: Figure) -> str | None:
-    """Return the figure, or None if nothing of it was measured."""
+def draw(results: Results, figure: Picture) -> str | None:
+    """Return the figure as SVG, or None if nothing of it was measured."""
     panels = [(row, title, best_of_each(results.of(row, task))) for row, task, title in figure.panels]
     panels = [panel for panel in panels if panel[2]]
     if not panels:
         return None
-    parts, top = [], 44
-    for first in range(0, len(panels), _COLUMNS):
-        line = panels[first : first + _COLUMNS]
-        for column, (row, title, cells) in enumerate(line):
-            parts += _panel(results, row, title, cells, 16 + column * _PANEL, top)
-        top += _HEAD + max(len(cells) for _, _, cells in line) * (_BAR + _GAP) + 14
-    width, height = 16 + _COLUMNS * _PANEL, top + 22
-    parts += _legend(top + 6)
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="{height}" viewBox="0 0 {width} {height}" '
-            'font-family="system-ui, sans-serif" font-size="11">',
-            f'<rect width="{width}" height="{height}" fill="#ffffff"/>',
-            f'<text x="16" y="26" font-size="16" font-weight="600" fill="{_INK}">{escape(figure.title)}</text>',
-            *parts,
-            "</svg>\n",
-        ]
-    )
+    drawn, all_axes = _panels(figure.title, [title for _, title, _ in panels], height=2.7)
+    for axes, (row, _, cells) in zip(all_axes, panels, strict=False):
+        _bars(axes, cells, results.peers.get(row, {}))
+    kinds = {"TxStore, durable": _OURS, "durable when the call returns": _DURABLE, "not durable": _NOT_DURABLE}
+    handles = [all_axes[0].bar(0, 0, color=colour) for colour in kinds.values()]
+    drawn.legend(handles, kinds, loc="upper right", ncols=3, frameon=False, fontsize=11)
+    drawn.text(0.04, 0.01, "Medians; lines: lowest to highest round. Shorter is better.", size=10, color=_FAINT)
+    return _svg(drawn)
 
 
-def _panel(results: Results, row: str, title: str, cells: Sequence[Cell], x: int, y: int) -> list[str]:
+def _bars(axes: Any, cells: Sequence[Cell], about: Mapping[str, Mapping[str, Any]]) -> None:
     ours = next((cell.median for cell in cells if cell.peer == OURS), cells[0].median)
-    longest = min(max(cell.spread[1] for cell in cells), _LONGEST * ours)
-    scale = (_PANEL - _LABEL - 74) / max(longest, cells[0].median)
-    parts = [f'<text x="{x}" y="{y + 14}" font-weight="600" fill="{_INK}">{escape(title)}</text>']
-    for number, cell in enumerate(cells):
-        parts += _bar(results, row, cell, x, y + _HEAD - 8 + number * (_BAR + _GAP), scale, longest)
-    return parts
-
-
-def _bar(results: Results, row: str, cell: Cell, x: int, y: int, scale: float, longest: float) -> list[str]:
-    is_ours = cell.peer == OURS
-    durable = results.peers.get(row, {}).get(cell.peer, {}).get("durable", False)
-    colour = _OURS if is_ours else _DURABLE if durable else _NOT_DURABLE
-    left, middle = x + _LABEL, y + _BAR / 2
-    length = min(cell.median, longest) * scale
-    low, high = (left + min(end, longest) * scale for end in cell.spread)
-    weight = ' font-weight="600"' if is_ours else ""
-    name = cell.peer.replace("TensorStore ocdbt, transaction", "ocdbt, transaction")
-    parts = [
-        f'<text x="{left - 6}" y="{middle + 4:g}" text-anchor="end" fill="{_INK}"{weight}>{escape(name)}</text>',
-        f'<rect x="{left}" y="{y}" width="{max(length, 1):.1f}" height="{_BAR}" fill="{colour}"/>',
-    ]
-    if cell.median > longest:  # cut: a gap says so
-        parts.append(f'<rect x="{left + length - 10:.1f}" y="{y}" width="3" height="{_BAR}" fill="#ffffff"/>')
-    elif high - low > 1:
-        parts.append(f'<path d="M{low:.1f} {middle:g}H{high:.1f}" stroke="{_FAINT}"/>')
-    end = max(left + length, high if cell.median <= longest else 0) + 5
-    shown = amount(cell.median, cell.unit)
-    parts.append(f'<text x="{end:.1f}" y="{middle + 4:g}" fill="{_INK}"{weight}>{shown}</text>')
-    return parts
-
-
-def _legend(y: int) -> list[str]:
-    kinds = ((_OURS, "TxStore, durable"), (_DURABLE, "durable when the call returns"), (_NOT_DURABLE, "not durable"))
-    parts, x = [], 16
-    for colour, text in kinds:
-        parts.append(f'<rect x="{x}" y="{y}" width="10" height="10" fill="{colour}"/>')
-        parts.append(f'<text x="{x + 15}" y="{y + 9}" fill="{_FAINT}">{text}</text>')
-        x += 40 + 6 * len(text)
-    text = "Medians; lines: lowest to highest round. Shorter is better."
-    parts.append(f'<text x="{x}" y="{y + 9}" fill="{_FAINT}">{text}</text>')
-    return parts
+    longest = max(min(max(cell.spread[1] for cell in cells), _LONGEST * ours), cells[0].median)
+    for at, cell in enumerate(cells):
+        weight = "bold" if cell.peer == OURS else "normal"
+        durable = about.get(cell.peer, {}).get("durable", False)
+        colour = _OURS if cell.peer == OURS else _DURABLE if durable else _NOT_DURABLE
+        end = min(cell.median, longest)
+        axes.barh(at, end, height=0.75, color=colour)
+        if cell.median > longest:  # cut: a gap says so
+            axes.barh(at, 0.02 * longest, left=0.95 * longest, height=0.8, color="white")
+        elif len(cell.samples) > 1:
+            axes.plot([min(each, longest) for each in cell.spread], [at, at], color=_FAINT, linewidth=1)
+            end = max(end, min(cell.spread[1], longest))
+        axes.text(end + 0.02 * longest, at, amount(cell.median, cell.unit), va="center", size=9, weight=weight)
+        name = cell.peer.replace("TensorStore ocdbt, transaction", "ocdbt, transaction")
+        axes.text(-0.02 * longest, at, name, va="center", ha="right", size=9, weight=weight)
+    axes.set_xlim(0, 1.35 * longest)
+    axes.set_ylim(len(cells) - 0.4, -0.6)
+    axes.set_axis_off()
 
 
 # --- how many requests are under way while the same work is done by different stores
@@ -163,11 +117,7 @@ PANELS = {
     "distance verify": "verify of 300 commits",
 }
 #: Told apart by lightness and kind of line as well as by hue. Others take so long that nothing else would be seen.
-_LOOKS = {
-    "TxStore": ("#12476b", "-", 2.4),
-    "Icechunk": ("#d9822b", "--", 1.8),
-    "obstore": ("#4c9bc4", "-.", 1.8),
-}
+_LOOKS = {"TxStore": ("#12476b", "-", 2.4), "Icechunk": ("#d9822b", "--", 1.8), "obstore": ("#4c9bc4", "-.", 1.8)}
 
 
 def draw_far_away(rows: Sequence[Mapping[str, Any]], path: Path) -> str:
@@ -177,20 +127,9 @@ def draw_far_away(rows: Sequence[Mapping[str, Any]], path: Path) -> str:
         return "no picture: nothing was measured that it would show"
     if importlib.util.find_spec("matplotlib") is None:
         return "no picture: matplotlib is not installed (pip install 'txstore\\[bench]')"
-    from matplotlib import rc_context
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.figure import Figure
-    from matplotlib.ticker import MaxNLocator
-
-    lines = -(-len(panels) // 3)
-    figure = Figure(figsize=(12, 0.9 + 3.1 * lines), facecolor="white")
-    FigureCanvasAgg(figure)
-    figure.suptitle(TITLE, x=0.04, ha="left", size=17, weight="bold", color=_INK)
-    all_axes = list(figure.subplots(lines, 3, squeeze=False).flat)
-    for axes in all_axes[len(panels) :]:
-        axes.set_visible(False)
+    figure, all_axes = _panels(TITLE, [title for title, _ in panels], height=3.1)
     labels: dict[str, Any] = {}
-    for axes, (title, figures) in zip(all_axes, panels, strict=False):
+    for axes, (_, figures) in zip(all_axes, panels, strict=False):
         for each in figures:
             who, seconds, counts = each["who"], each["seconds"], each["under way"]
             if who not in _LOOKS:
@@ -198,16 +137,43 @@ def draw_far_away(rows: Sequence[Mapping[str, Any]], path: Path) -> str:
             colour, style, width = _LOOKS[who]
             times = [seconds * (number + 0.5) / len(counts) for number in range(len(counts))]
             [labels[who]] = axes.plot(times, counts, color=colour, linestyle=style, linewidth=width)
-        axes.set_title(title, loc="left", size=11.5, weight="bold", color=_INK)
         axes.set_xlabel("seconds", size=9.5, color=_FAINT)
         axes.set_xlim(left=0)
         axes.set_ylim(bottom=0)
-        axes.yaxis.set_major_locator(MaxNLocator(5, integer=True))
+        axes.locator_params(axis="y", nbins=5, integer=True)
         axes.tick_params(length=0, labelsize=10, labelcolor=_INK)
         axes.spines[["top", "right", "left"]].set_visible(False)
         axes.grid(axis="y", color="#e4e4e4", linewidth=0.8)
     figure.legend(labels.values(), labels, loc="upper right", ncols=len(labels), frameon=False, fontsize=11)
-    figure.tight_layout(rect=(0.02, 0, 0.98, 0.97))
-    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "txstore"}):  # small, and the same each time
-        figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
+    path.write_text(_svg(figure), encoding="utf-8")
     return f"drawn: {path}"
+
+
+# --- both
+
+
+def _panels(title: str, titles: Sequence[str], height: float) -> tuple[Any, list[Any]]:
+    """Return a figure with three panels in a line, and their axes."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.figure import Figure
+
+    lines = -(-len(titles) // 3)
+    figure = Figure(figsize=(12, 0.9 + height * lines), facecolor="white")
+    FigureCanvasAgg(figure)
+    figure.suptitle(title, x=0.04, ha="left", size=17, weight="bold", color=_INK)
+    all_axes = list(figure.subplots(lines, 3, squeeze=False).flat)
+    for axes, each in zip(all_axes, titles, strict=False):
+        axes.set_title(each, loc="left", size=10.5, weight="bold", color=_INK)
+    for axes in all_axes[len(titles) :]:
+        axes.set_visible(False)
+    return figure, all_axes
+
+
+def _svg(figure: Any) -> str:
+    from matplotlib import rc_context
+
+    figure.tight_layout(rect=(0.02, 0.02, 0.96, 0.97))
+    written = StringIO()
+    with rc_context({"svg.fonttype": "none", "svg.hashsalt": "txstore"}):  # small, and the same each time
+        figure.savefig(written, format="svg", metadata={"Date": None})
+    return "\n".join(line.rstrip() for line in written.getvalue().splitlines()) + "\n"

@@ -5,15 +5,20 @@ To add a store, write a class with these methods, and put it into `PEERS` or `RE
 
 from __future__ import annotations
 
-import importlib.util
 import os
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager
 from functools import cached_property
+from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar, NamedTuple
 
 import numpy as np
+import zarr
+import zarr.codecs
+import zarr.core.codec_pipeline
+import zarr.storage
 
 from benchmarks.own_process import NotOffered
 from benchmarks.simulated.s3_stub import BUCKET
@@ -87,12 +92,12 @@ class Store:
 
     @classmethod
     def missing(cls) -> list[str]:
-        return [package for package in cls.packages if importlib.util.find_spec(package) is None]
+        return [package for package in cls.packages if find_spec(package) is None]
 
     def prepare(self) -> None:
         """Make what an array is put into. Not timed."""
 
-    def create(self, layout: Layout) -> None:
+    def create(self, layout: Layout) -> object:
         """Create the array, for several processes to write into."""
         raise NotOffered("one process at a time")
 
@@ -118,15 +123,18 @@ class Store:
     def close(self, array: Any) -> None:
         """Let go of what `open` has returned."""
 
+    def read_once(self, selection: Any) -> np.ndarray:
+        array = self.open()
+        found = self.read(array, selection)
+        self.close(array)
+        return found
+
 
 # --- zarr's stores, Icechunk and TxStore: zarr's arrays, and several codec pipelines below them
 
 
 def create_array(store: Any, layout: Layout, *, rows: int | None = None) -> Any:
-    import zarr
-    from zarr.codecs import BloscCodec
-
-    blosc = BloscCodec(cname="lz4", clevel=5, shuffle="shuffle", typesize=4)
+    blosc = zarr.codecs.BloscCodec(cname="lz4", clevel=5, shuffle="shuffle", typesize=4)
     compressors: Any = {"raw": None, "zstd": "auto", "blosc": blosc}[layout.codec]
     shape = layout.shape if rows is None else (rows, *layout.shape[1:])
     return zarr.create_array(
@@ -143,15 +151,7 @@ class ZarrStore(Store):
     #: How many requests zarr has under way; None: as it is configured.
     concurrency: ClassVar[int | None] = None
 
-    @classmethod
-    def missing(cls) -> list[str]:
-        needed = ["zarrs"] if cls.pipeline == "zarrs" and importlib.util.find_spec("zarrs") is None else []
-        return [*super().missing(), *needed]
-
     def __init__(self, place: Path | Bucket) -> None:
-        import zarr
-        import zarr.core.codec_pipeline
-
         super().__init__(place)
         if self.concurrency is not None:
             zarr.config.set({"async.concurrency": self.concurrency})
@@ -177,8 +177,6 @@ class ZarrStore(Store):
         return self.store(read_only=True)
 
     def prepare(self) -> None:
-        import zarr
-
         self.lay()
         store, commit = self.begin()
         zarr.create_group(store)
@@ -212,8 +210,6 @@ class ZarrStore(Store):
         return self.open_in(self.newest())
 
     def open_in(self, store: Any, *, mode: Any = "r") -> Any:
-        import zarr
-
         array = zarr.open_array(store, path=NAME, mode=mode)
         self.check(array)
         return array
@@ -232,19 +228,15 @@ class Local(ZarrStore):
     durable, processes = False, "whole chunks each"
 
     def store(self, *, read_only: bool = False) -> Any:
-        from zarr.storage import LocalStore
-
-        return LocalStore(self.place, read_only=read_only)
+        return zarr.storage.LocalStore(self.place, read_only=read_only)
 
 
 class Memory(ZarrStore):
     durable, processes, volatile = False, "no", True
 
     def __init__(self, place: Path | Bucket) -> None:
-        from zarr.storage import MemoryStore
-
         super().__init__(place)
-        self._store = MemoryStore()
+        self._store = zarr.storage.MemoryStore()
 
     def store(self, *, read_only: bool = False) -> Any:
         return self._store.with_read_only(read_only)
@@ -254,9 +246,7 @@ class Zip(ZarrStore):
     durable, processes = False, "no"
 
     def store(self, *, read_only: bool = False) -> Any:
-        from zarr.storage import ZipStore
-
-        return ZipStore(self.place, mode="r" if read_only else "a")
+        return zarr.storage.ZipStore(self.place, mode="r" if read_only else "a")
 
     def prepare(self) -> None:
         pass  # a zip file has to be new
@@ -277,22 +267,15 @@ class Object(ZarrStore):
     durable, processes = False, "whole chunks each"
 
     def store(self, *, read_only: bool = False) -> Any:
-        from obstore.store import LocalStore, S3Store
-        from zarr.storage import ObjectStore
-
+        obstore = import_module("obstore.store")
         if not isinstance(self.place, Bucket):
-            return ObjectStore(LocalStore(self.place, mkdir=True), read_only=read_only)
-        bucket = S3Store(
-            BUCKET,
-            prefix=self.place.name,
-            endpoint=self.place.endpoint,
-            access_key_id="key",
-            secret_access_key="secret",
-            region=REGION,
-            virtual_hosted_style_request=False,
+            return zarr.storage.ObjectStore(obstore.LocalStore(self.place, mkdir=True), read_only=read_only)
+        bucket = obstore.S3Store(
+            BUCKET, prefix=self.place.name, endpoint=self.place.endpoint, access_key_id="key",
+            secret_access_key="secret", region=REGION, virtual_hosted_style_request=False,
             client_options={"allow_http": True},
-        )
-        return ObjectStore(bucket, read_only=read_only)
+        )  # fmt: skip
+        return zarr.storage.ObjectStore(bucket, read_only=read_only)
 
 
 class Fsspec(ZarrStore):
@@ -300,12 +283,10 @@ class Fsspec(ZarrStore):
     durable, processes = False, "whole chunks each"
 
     def store(self, *, read_only: bool = False) -> Any:
-        from zarr.storage import FsspecStore
-
         is_remote = isinstance(self.place, Bucket)
         url = self.place.url if is_remote else f"file://{self.place}"
         options = self.place.options if is_remote else {"auto_mkdir": True}
-        return FsspecStore.from_url(url, storage_options=options, read_only=read_only)
+        return zarr.storage.FsspecStore.from_url(url, storage_options=options, read_only=read_only)
 
 
 class Icechunk(ZarrStore):
@@ -316,26 +297,16 @@ class Icechunk(ZarrStore):
     durable, processes = False, "no, on a disk"  # its own warning about local storage
 
     def storage(self) -> Any:
-        import icechunk
-
-        icechunk.set_logs_filter("error")
+        import_module("icechunk").set_logs_filter("error")
         if not isinstance(self.place, Bucket):
-            return icechunk.local_filesystem_storage(str(self.place))
-        return icechunk.s3_storage(
-            bucket=BUCKET,
-            prefix=self.place.name,
-            region=REGION,
-            endpoint_url=self.place.endpoint,
-            allow_http=True,
-            access_key_id="key",
-            secret_access_key="secret",
-            force_path_style=True,
-        )
+            return import_module("icechunk").local_filesystem_storage(str(self.place))
+        return import_module("icechunk").s3_storage(
+            bucket=BUCKET, prefix=self.place.name, region=REGION, endpoint_url=self.place.endpoint, allow_http=True,
+            access_key_id="key", secret_access_key="secret", force_path_style=True,
+        )  # fmt: skip
 
     def repository(self) -> Any:
-        import icechunk
-
-        return icechunk.Repository.open(self.storage())
+        return import_module("icechunk").Repository.open(self.storage())
 
     @cached_property
     def kept(self) -> Any:
@@ -343,15 +314,11 @@ class Icechunk(ZarrStore):
         return self.repository()
 
     def lay(self) -> None:
-        import icechunk
-
-        icechunk.Repository.create(self.storage())
+        import_module("icechunk").Repository.create(self.storage())
 
     def begin(self) -> tuple[Any, Callable[[], object]]:
-        import icechunk
-
         session = self.kept.writable_session("main")
-        return session.store, lambda: session.commit("change", rebase_with=icechunk.ConflictDetector())
+        return session.store, lambda: session.commit("change", rebase_with=import_module("icechunk").ConflictDetector())
 
     def newest(self) -> Any:
         return self.repository().readonly_session("main").store
@@ -428,9 +395,7 @@ class PlainTxStore(TxStore):
 
 def metadata(layout: Layout) -> dict[str, Any]:
     """Return what zarr writes for the same array."""
-    from zarr.storage import MemoryStore
-
-    written = create_array(MemoryStore(), layout).metadata.to_dict()
+    written = create_array(zarr.storage.MemoryStore(), layout).metadata.to_dict()
     return {name: written[name] for name in ("shape", "data_type", "chunk_grid", "codecs", "fill_value")}
 
 
@@ -446,34 +411,23 @@ class TensorStoreFile(Store):
         if not isinstance(self.place, Bucket):
             return {"driver": "file", "path": f"{self.place}/"}
         return {
-            "driver": "s3",
-            "bucket": BUCKET,
-            "endpoint": self.place.endpoint,
-            "path": f"{self.place.name}/",
-            "aws_region": REGION,
-            "aws_credentials": {"type": "anonymous"},
-        }
+            "driver": "s3", "bucket": BUCKET, "endpoint": self.place.endpoint, "path": f"{self.place.name}/",
+            "aws_region": REGION, "aws_credentials": {"type": "anonymous"},
+        }  # fmt: skip
 
     def keys(self) -> dict[str, Any]:
         base = self.base()
         return base | {"path": f"{base['path']}{NAME}/"}
 
     def open_array(self, **options: Any) -> Any:
-        import tensorstore
+        return import_module("tensorstore").open({"driver": "zarr3", "kvstore": self.keys()}, **options).result()
 
-        return tensorstore.open({"driver": "zarr3", "kvstore": self.keys()}, **options).result()
-
-    def create_array(self, layout: Layout, **changed: Any) -> Any:
-        import tensorstore
-
+    def create(self, layout: Layout, **changed: Any) -> Any:
         spec = {"driver": "zarr3", "kvstore": self.keys(), "metadata": metadata(layout) | changed}
-        return tensorstore.open(spec, create=True).result()
-
-    def create(self, layout: Layout) -> None:
-        self.create_array(layout)
+        return import_module("tensorstore").open(spec, create=True).result()
 
     def write(self, layout: Layout, data: np.ndarray) -> None:
-        self.create_array(layout).write(data).result()
+        self.create(layout).write(data).result()
 
     def write_part(self, part: slice, values: np.ndarray) -> None:
         self.open_array(open=True)[part].write(values).result()
@@ -486,7 +440,7 @@ class TensorStoreFile(Store):
 
     @contextmanager
     def appending(self, layout: Layout) -> Iterator[Append]:
-        array = self.create_array(layout, shape=(0, *layout.shape[1:]))
+        array = self.create(layout, shape=(0, *layout.shape[1:]))
         rows = 0
 
         def append(block: np.ndarray) -> None:
@@ -508,9 +462,7 @@ class TensorStoreCache(TensorStoreFile):
     name = "TensorStore file, cache_pool"
 
     def open(self) -> Any:
-        import tensorstore
-
-        context = tensorstore.Context({"cache_pool": {"total_bytes_limit": CACHED}})
+        context = import_module("tensorstore").Context({"cache_pool": {"total_bytes_limit": CACHED}})
         return self.open_array(open=True, read=True, context=context, recheck_cached_data=False)
 
 
@@ -531,16 +483,12 @@ class TensorStoreTransaction(TensorStoreOcdbt):
     only_writes = True
 
     def write(self, layout: Layout, data: np.ndarray) -> None:
-        import tensorstore
-
-        array = self.create_array(layout)
-        with tensorstore.Transaction(atomic=True) as transaction:
+        array = self.create(layout)
+        with import_module("tensorstore").Transaction(atomic=True) as transaction:
             array.with_transaction(transaction).write(data).result()
 
     def append_at(self, array: Any, rows: int, block: np.ndarray) -> Any:
-        import tensorstore
-
-        with tensorstore.Transaction(atomic=True) as transaction:
+        with import_module("tensorstore").Transaction(atomic=True) as transaction:
             super().append_at(array.with_transaction(transaction), rows, block)
         return array
 
@@ -554,14 +502,16 @@ class Hdf5(Store):
 
     def _made(self, layout: Layout, **options: Any) -> Any:
         """Return an array in a new file, which is open."""
-        import h5py
-
         if layout.shard is not None:
             raise NotOffered("HDF5 has no shards")
         if layout.codec == "blosc":
             raise NotOffered("h5py has no blosc without a plugin")
         options |= {"chunks": layout.chunk, "compression": None if layout.codec == "raw" else "gzip"}
-        return h5py.File(self.place, "w", libver="latest").create_dataset(NAME, dtype=layout.dtype, **options)
+        return (
+            import_module("h5py")
+            .File(self.place, "w", libver="latest")
+            .create_dataset(NAME, dtype=layout.dtype, **options)
+        )
 
     def write(self, layout: Layout, data: np.ndarray) -> None:
         array = self._made(layout, shape=layout.shape)
@@ -583,9 +533,7 @@ class Hdf5(Store):
         self.close(array)
 
     def open(self) -> Any:
-        import h5py
-
-        return h5py.File(self.place, "r")[NAME]
+        return import_module("h5py").File(self.place, "r")[NAME]
 
     def close(self, array: Any) -> None:
         array.file.close()
@@ -598,8 +546,11 @@ def variant(kind: type[Store], name: str, **attributes: Any) -> type[Store]:
     return type(kind.__name__, (kind,), {"name": name, **attributes})
 
 
-def _variants(kind: type[ZarrStore], name: str, *pipelines: str, **attributes: Any) -> list[type[Store]]:
-    return [variant(kind, f"{name}, {each}", pipeline=each, **attributes) for each in pipelines]
+def _variants(kind: type[ZarrStore], name: str, *pipelines: str) -> list[type[Store]]:
+    needed = {"zarrs": (*kind.packages, "zarrs")}
+    return [
+        variant(kind, f"{name}, {each}", pipeline=each, packages=needed.get(each, kind.packages)) for each in pipelines
+    ]
 
 
 def _remote(kind: type[ZarrStore], name: str, pipeline: str, at_once: int | None = None) -> type[Store]:
@@ -608,7 +559,11 @@ def _remote(kind: type[ZarrStore], name: str, pipeline: str, at_once: int | None
     return variant(kind, called, pipeline=pipeline, concurrency=at_once, durable=True, processes=says)
 
 
-_ALL: list[type[Store]] = [
+def _named(*kinds: type[Store]) -> dict[str, type[Store]]:
+    return {kind.name: kind for kind in kinds}
+
+
+PEERS = _named(
     TxStore,
     variant(TxStore, "TxStore, chunk cache", options={"chunk_cache": CACHED}),
     variant(TxStore, "TxStore, durability none", options={"durability": "none"}, durable=False),
@@ -624,8 +579,8 @@ _ALL: list[type[Store]] = [
     TensorStoreOcdbt,
     TensorStoreTransaction,
     Hdf5,
-]
-_IN_A_BUCKET: list[type[Store]] = [
+)
+REMOTE = _named(
     TxStore,
     _remote(PlainTxStore, "TxStore", "fused"),
     _remote(Object, "ObjectStore", "fused"),
@@ -636,6 +591,4 @@ _IN_A_BUCKET: list[type[Store]] = [
     _remote(Icechunk, "Icechunk", "fused", _MANY),
     variant(TensorStoreFile, "TensorStore"),
     TensorStoreOcdbt,
-]
-PEERS: dict[str, type[Store]] = {kind.name: kind for kind in _ALL}
-REMOTE: dict[str, type[Store]] = {kind.name: kind for kind in _IN_A_BUCKET}
+)

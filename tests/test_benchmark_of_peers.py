@@ -1,11 +1,13 @@
 """The benchmark of peers: its arithmetic, its verdicts, and what it makes of them. Nothing is timed."""
 
 import dataclasses
+import http.client
 import json
 import os
 import re
 import sys
 import xml.etree.ElementTree as ET
+from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 from typing import ClassVar
@@ -14,6 +16,7 @@ from urllib.parse import parse_qsl, quote
 import numpy as np
 import pytest
 import zarr.storage
+from multidict import CIMultiDict
 
 from benchmarks import pictures
 from benchmarks.memory import read_status
@@ -26,8 +29,8 @@ from benchmarks.peers.rows import make_rows, take_rounds
 from benchmarks.peers.targets import AIMS, at_most, faster, judge, near, no_more
 from benchmarks.peers.tasks import BESIDE, WITHOUT, append, open_among_keys, pipelines_of, write
 from benchmarks.peers.works import Work
-from benchmarks.pictures import Figure, best_of_each
-from benchmarks.simulated.s3_stub import BUCKET, Answer, Distance, Request, Seen, Stub, requests_in, under_way
+from benchmarks.pictures import Picture, best_of_each
+from benchmarks.simulated.s3_stub import BUCKET, S3Stub, Stub, Traffic, move_away
 from benchmarks.stores import PEERS, REMOTE, Store
 
 ROOT = Path(__file__).parents[1]
@@ -130,7 +133,7 @@ def test_each_aim_is_at_something_that_is_measured() -> None:
     rows = make_rows(quick=False, keys=10**5)
     for aim in AIMS:
         assert aim.row in rows
-        if aim.than not in (None, targets.EVERY_PEER):
+        if aim.than not in ("", targets.EVERY_PEER):
             assert any(peer.startswith(aim.than) for peer in rows[aim.row].peers), aim
     for figure in pictures.FIGURES:
         assert {row for row, _, _ in figure.panels} <= set(rows)
@@ -227,13 +230,6 @@ def peer(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.Mon
             pytest.skip(str(why))
 
 
-def found_in(peer: Store) -> np.ndarray:
-    array = peer.open()
-    found = peer.read(array, np.s_[:, :])
-    peer.close(array)
-    return found
-
-
 def peers_but(*names: str) -> pytest.MarkDecorator:
     return pytest.mark.parametrize("peer", [name for name in PEERS if not name.startswith(names)], indirect=True)
 
@@ -242,14 +238,14 @@ def peers_but(*names: str) -> pytest.MarkDecorator:
 def test_what_a_peer_writes_it_reads(peer: Store) -> None:
     peer.prepare()
     peer.write(SMALL, SMALL.data())
-    assert np.array_equal(found_in(peer), SMALL.data())
+    assert np.array_equal(peer.read_once(np.s_[:, :]), SMALL.data())
 
 
 @peers_but("HDF5")
 def test_shards_that_a_peer_writes_it_reads(peer: Store) -> None:
     peer.prepare()
     peer.write(dataclasses.replace(SMALL, in_a_shard=3), SMALL.data())
-    assert np.array_equal(found_in(peer), SMALL.data())
+    assert np.array_equal(peer.read_once(np.s_[:, :]), SMALL.data())
 
 
 @peers_but("ZipStore")
@@ -258,7 +254,7 @@ def test_what_a_peer_appends_it_reads(peer: Store) -> None:
     with peer.appending(SMALL) as append:
         for start in range(0, SMALL.shape[0], SMALL.side):
             append(SMALL.data()[start : start + SMALL.side])
-    assert np.array_equal(found_in(peer), SMALL.data())
+    assert np.array_equal(peer.read_once(np.s_[:, :]), SMALL.data())
 
 
 @peers_but("ZipStore", "MemoryStore", "HDF5")
@@ -267,43 +263,48 @@ def test_parts_that_a_peer_writes_are_all_there(peer: Store) -> None:
     peer.create(SMALL)
     for start in (0, 12):
         peer.write_part(slice(start, start + 12), SMALL.data()[start : start + 12])
-    assert np.array_equal(found_in(peer), SMALL.data())
+    assert np.array_equal(peer.read_once(np.s_[:, :]), SMALL.data())
 
 
 # --- the bucket
-def request(stub: Stub, method: str, path: str, *, body: bytes = b"", query: str = "", **headers: str) -> Answer:
-    told = {name.replace("_", "-"): value for name, value in headers.items()}
-    pairs = dict(parse_qsl(query, keep_blank_values=True))
-    return stub.answer(Request(method, f"/{BUCKET}/{path}", pairs, told, body))
+def request(
+    stub: Stub, method: str, key: str, *, body: bytes = b"", query: str = "", **headers: str
+) -> tuple[int, bytes]:
+    told = CIMultiDict({name.replace("_", "-"): value for name, value in headers.items()})
+    answer = stub.answer(method, key, body, dict(parse_qsl(query, keep_blank_values=True)), told)
+    return answer.status, answer.body or answer.headers.get("ETag", "").encode()
 
 
 def test_of_all_who_create_an_object_one_succeeds() -> None:
     stub = Stub()
-    assert request(stub, "PUT", "a", body=b"one", if_none_match="*").status == 200
-    assert request(stub, "PUT", "a", body=b"two", if_none_match="*").status == 412
-    etag = dict(request(stub, "GET", "a").headers)["ETag"]
-    assert request(stub, "PUT", "a", body=b"two", if_match="another").status == 412
-    assert request(stub, "PUT", "a", body=b"two", if_match=etag.strip('"')).status == 200
-    assert request(stub, "GET", "a").body == b"two"
-    assert requests_in(stub.counts) == 6
+    status, etag = request(stub, "PUT", "a", body=b"one", if_none_match="*")
+    assert status == 200
+    assert request(stub, "PUT", "a", body=b"two", if_none_match="*")[0] == 412
+    assert request(stub, "PUT", "a", body=b"two", if_match="another")[0] == 412
+    assert request(stub, "PUT", "b", body=b"two", if_match="another")[0] == 412
+    assert request(stub, "PUT", "a", body=b"two", if_match=etag.decode().strip('"'))[0] == 200
+    assert request(stub, "GET", "a") == (200, b"two")
+    assert stub.traffic.requests == 6
 
 
 def test_ranges() -> None:
     stub = Stub()
     request(stub, "PUT", "a", body=b"0123456789")
     for wanted, found in (("bytes=2-4", b"234"), ("bytes=7-", b"789"), ("bytes=-3", b"789"), ("bytes=8-99", b"89")):
-        assert request(stub, "GET", "a", range=wanted).body == found
-    assert request(stub, "GET", "a", range="bytes=10-").status == 416
-    assert request(stub, "GET", "b").status == 404
+        assert request(stub, "GET", "a", range=wanted) == (206, found)
+    assert request(stub, "GET", "a", range="bytes=10-")[0] == 416
+    assert request(stub, "GET", "b")[0] == 404
 
 
-def test_a_listing_in_pages_has_everything_once() -> None:
+@pytest.mark.parametrize("most", [1, 2, 3])
+def test_a_listing_in_pages_has_everything_once(most: int) -> None:
     stub, found, token = Stub(), [], ""
     for key in ("x/1", "x/10", "x/2/a", "x/2/b", "x/3", "y"):
         request(stub, "PUT", key)
     while True:
-        query = f"list-type=2&prefix=x/&delimiter=/&max-keys=1{f'&continuation-token={quote(token)}' if token else ''}"
-        page = request(stub, "GET", "", query=query).body.decode()
+        after = f"&continuation-token={quote(token)}" if token else ""
+        query = f"list-type=2&prefix=x/&delimiter=/&max-keys={most}{after}"
+        page = request(stub, "GET", "", query=query)[1].decode()
         found += re.findall(r"<(?:Key|CommonPrefixes><Prefix)>([^<]+)<", page)
         if "<IsTruncated>false" in page:
             break
@@ -315,7 +316,7 @@ def test_pieces_that_are_signed_one_by_one() -> None:
     stub = Stub()
     body = b"3;chunk-signature=1\r\nabc\r\n2\r\nde\r\n0;chunk-signature=2\r\nx-amz-checksum-crc32:x\r\n\r\n"
     request(stub, "PUT", "a", body=body, **{"x-amz-decoded-content-length": "5"})
-    assert request(stub, "GET", "a").body == b"abcde"
+    assert request(stub, "GET", "a") == (200, b"abcde")
 
 
 def test_requests_are_counted_by_kind() -> None:
@@ -325,23 +326,49 @@ def test_requests_are_counted_by_kind() -> None:
     request(stub, "GET", "a")
     request(stub, "GET", "", query="list-type=2")
     request(stub, "POST", "", body=b"<Key>a</Key>", query="delete=")
-    kinds = {kind: number for kind, number in stub.counts.items() if kind not in ("received", "sent", "objects")}
+    counts = stub.traffic.counts
+    kinds = {kind: number for kind, number in counts.items() if kind not in ("received", "sent", "objects")}
     assert kinds == {"create": 1, "put": 1, "get": 1, "list": 1, "delete": 1}
-    assert stub.counts["received"] == 3 + 4 + len(b"<Key>a</Key>")
-    assert stub.counts["objects"] == 1
-    assert request(stub, "GET", "a").status == 404
+    assert counts["received"] == 3 + 4 + len(b"<Key>a</Key>")
+    assert counts["objects"] == 1
+    assert request(stub, "GET", "a")[0] == 404
+
+
+def test_requests_are_counted_and_as_late_as_was_asked_for() -> None:
+    with S3Stub() as stub:
+        move_away(stub.port, 0.2)
+        connection = http.client.HTTPConnection("127.0.0.1", stub.port, timeout=60)
+        connection.request("PUT", f"/{BUCKET}/a%20b/c", b"values")
+        assert connection.getresponse().read() == b""
+        connection.request("HEAD", f"/{BUCKET}/a%20b/c")
+        assert connection.getresponse().headers["Content-Length"] == "6"
+        connection.close()
+        told = move_away(stub.port)
+        assert (told.requests, told.counts["received"], told.counts["objects"]) == (2, 6, 1)
+        assert all(ended - began >= 0.2 for began, ended in told.seen)
+        assert move_away(stub.port) == Traffic(Counter(), [])
 
 
 def test_a_way_is_half_of_the_distance() -> None:
-    assert Distance(0.03).way() == 0.015
-    assert all(0.0075 <= Distance(0.03, jitter=0.5).way() <= 0.0225 for _ in range(100))
+    stub = Stub()
+    stub.seconds = 0.03
+    assert stub.way() == 0.015
+    stub.jitter = 0.5
+    assert all(0.0075 <= stub.way() <= 0.0225 for _ in range(100))
 
 
 def test_how_many_requests_were_under_way_in_each_part_of_the_time() -> None:
-    assert under_way([], 3) == [0, 0, 0]
-    assert under_way([Seen(7, 9)], 4) == [1, 1, 1, 1]
-    assert under_way([Seen(10, 12), Seen(11, 14)], 4) == [1, 2, 1, 1]
-    assert under_way([Seen(0, 0.5), Seen(1, 4)], 4) == [0.5, 1, 1, 1]
+    for seen, expected in (
+        ([], [0, 0, 0, 0]),
+        ([(7, 9)], [1, 1, 1, 1]),
+        ([(10, 12), (11, 14)], [1, 2, 1, 1]),
+        ([(0, 0.5), (1, 4)], [0.5, 1, 1, 1]),
+    ):
+        assert Traffic(Counter(), seen).under_way(4) == expected
+
+
+def texts_in(svg: str) -> list[str | None]:
+    return [text.text for text in ET.fromstring(svg).iter("{http://www.w3.org/2000/svg}text")]
 
 
 def test_what_was_far_away_is_drawn(tmp_path: Path) -> None:
@@ -350,8 +377,8 @@ def test_what_was_far_away_is_drawn(tmp_path: Path) -> None:
     rows = [{"name": "distance many", "figures": figures}, {"name": "distance open requests", "figures": []}]
     path = tmp_path / "far-away.svg"
     assert pictures.draw_far_away(rows, path) == f"drawn: {path}"
-    texts = {text.text for text in ET.fromstring(path.read_text()).iter("{http://www.w3.org/2000/svg}text")}
-    assert {pictures.TITLE, pictures.PANELS["distance many"], "TxStore", "obstore"} <= texts
+    texts = texts_in(path.read_text())
+    assert {pictures.TITLE, pictures.PANELS["distance many"], "TxStore", "obstore"} <= set(texts)
     assert "nothing was measured" in pictures.draw_far_away(rows[1:], path)
 
 
@@ -379,11 +406,10 @@ def test_a_figure_has_the_best_pipeline_of_each_store_and_what_txstore_has_by_it
     run = results(TxStore=[2], TxStore_fused=[1], LocalStore_batched=[3], LocalStore_fused=[4], Icechunk_fused=[99])
     cells = run.of("row", "read")
     assert [cell.peer for cell in best_of_each(cells)] == ["TxStore", "LocalStore, batched", "Icechunk, fused"]
-    drawn = pictures.draw(run, Figure("name", "A title & more", (("row", "read", "reading <all>"),)))
+    drawn = pictures.draw(run, Picture("name", "A title & more", (("row", "read", "reading <all>"),)))
     assert drawn is not None
-    texts = [text.text for text in ET.fromstring(drawn).iter("{http://www.w3.org/2000/svg}text")]
-    assert {"A title & more", "reading <all>", "99 s", "LocalStore, batched"} <= set(texts)
-    assert pictures.draw(run, Figure("name", "title", (("row", "write", "writing"),))) is None
+    assert {"A title & more", "reading <all>", "99 s", "LocalStore, batched"} <= set(texts_in(drawn))
+    assert pictures.draw(run, Picture("name", "title", (("row", "write", "writing"),))) is None
 
 
 def test_a_page_is_filled_between_its_marks() -> None:
@@ -397,10 +423,14 @@ def test_a_page_is_filled_between_its_marks() -> None:
 
 
 def test_no_figure_was_typed_by_hand() -> None:
-    """What the documents show is what the kept runs make of them."""
+    """What the documents show is what kept runs make of them; of pictures the texts, which any matplotlib draws."""
+    pytest.importorskip("matplotlib")
     for name, content in documents(load(ROOT / KEPT / "peers.json")).items():
         text = (ROOT / name).read_text(encoding="utf-8")
-        assert text == (filled(text, content, COMMAND) if name.endswith(".md") else content), name
+        if name.endswith(".svg"):
+            assert texts_in(text) == texts_in(content), name
+        else:
+            assert text == filled(text, content, COMMAND), name
     text = (ROOT / "docs/understand/performance.md").read_text(encoding="utf-8")
     for kept in ("bench.json", "bench-remote.json"):
         run = json.loads((ROOT / KEPT / kept).read_text(encoding="utf-8"))

@@ -17,8 +17,8 @@ T = TypeVar("T")
 Attribute = str | int | float | bool
 
 
-class Span(Protocol):
-    """Something that takes time, while it goes on."""
+class Span:
+    """Something that takes time, while it goes on. Nobody learns of it, unless an observer has made it."""
 
     def tell(self, **attributes: Attribute) -> None:
         """Add what is known only now."""
@@ -34,14 +34,7 @@ class Observer(Protocol):
         """Add to a number."""
 
 
-class _Untold:
-    """A span of which nobody learns."""
-
-    def tell(self, **attributes: Attribute) -> None:
-        """Nobody learns of it."""
-
-
-_UNTOLD: AbstractContextManager[Span] = nullcontext(_Untold())
+_UNTOLD: AbstractContextManager[Span] = nullcontext(Span())
 
 #: Set by `txstore.telemetry`.
 observer: Observer | None = None

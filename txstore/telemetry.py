@@ -72,7 +72,7 @@ class Instrumentor:
         disable()
 
 
-class _Span:
+class _Span(observing.Span):
     def __init__(self, span: trace.Span) -> None:
         self._span = span
         self.told: dict[str, Attribute] = {}

@@ -17,7 +17,7 @@ import zarr
 from zarr.storage import MemoryStore
 
 import txstore
-from benchmarks.harness import OURS, Row, Setting, faster, interleaved, medians, settle, slower, timed
+from benchmarks.harness import OURS, Row, Setting, Take, faster, interleaved, medians, settle, slower, timed
 from benchmarks.own_process import Parent, Values, together
 from txstore.history.versions import CommitStrategy
 from txstore.storage import local
@@ -27,58 +27,49 @@ BARE = "write, fdatasync, rename, fsync of the directory"
 _CHUNK = np.arange(100.0).tobytes()
 
 
-def _document() -> bytes:
-    """Return the metadata of an array as zarr writes it."""
-    store = MemoryStore()
-    zarr.create_array(store, name="x", shape=(100_000,), chunks=(100,), dtype="f8", attributes={"unit": "m"})
-    return store._store_dict["x/zarr.json"].to_bytes()
+def small_commits(path: Path) -> Take:
+    """Durable appends of one chunk: the chunk and the metadata document as zarr writes it, through the mapping."""
+    repo, numbers, memory = txstore.Repository(path), itertools.count(), MemoryStore()
+    zarr.create_array(memory, name="x", shape=(100_000,), chunks=(100,), dtype="f8", attributes={"unit": "m"})
+    empty = memory._store_dict["x/zarr.json"].to_bytes()
 
-
-class SmallCommits:
-    """Durable appends of one chunk: the chunk and the metadata document, through the mapping."""
-
-    def __init__(self, path: Path) -> None:
-        self._repo = txstore.Repository(path)
-        self._numbers = itertools.count()
-        self._document = _document()
-
-    def take(self) -> float:
-        number = next(self._numbers)
-        document = self._document.replace(b"100000", b"%d" % (100 * (number + 1)))
+    def take() -> float:
+        number = next(numbers)
+        document = empty.replace(b"100000", b"%d" % (100 * (number + 1)))
         with timed() as seconds:
-            transaction = self._repo.begin("append")
+            transaction = repo.begin("append")
             transaction[f"position/c/{number}"] = _CHUNK
             transaction["position/zarr.json"] = document
             transaction.commit()
         return seconds()
 
+    return take
 
-class BareWrites:
+
+def bare_writes(path: Path) -> Take:
     """2 KB in a file of its own, durable: what nobody can do without."""
+    path.mkdir()
+    numbers, temporary = itertools.count(), f"{path}/new"
 
-    def __init__(self, path: Path) -> None:
-        path.mkdir()
-        self._path = path
-        self._numbers = itertools.count()
-
-    def take(self) -> float:
-        number = next(self._numbers)
+    def take() -> float:
+        name = f"{path}/{next(numbers):010}"
         with timed() as seconds:
-            temporary = f"{self._path}/new"
             descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
             os.write(descriptor, bytes(2048))
             os.fdatasync(descriptor)
             os.close(descriptor)
-            os.rename(temporary, f"{self._path}/{number:010}")
-            descriptor = os.open(self._path, os.O_RDONLY | os.O_DIRECTORY)
+            os.rename(temporary, name)
+            descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
             os.fsync(descriptor)
             os.close(descriptor)
         return seconds()
 
+    return take
+
 
 def alone(setting: Setting) -> list[Row]:
     with setting.scratch() as scratch:
-        takes = {OURS: SmallCommits(scratch / "data.tx").take, BARE: BareWrites(scratch / "bare").take}
+        takes = {OURS: small_commits(scratch / "data.tx"), BARE: bare_writes(scratch / "bare")}
         settle(scratch)
         samples = interleaved(takes, setting.rounds(500, 100), before_each=lambda: None)
     return [

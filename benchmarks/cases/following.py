@@ -19,19 +19,6 @@ _PAUSE = 0.003, 0.012  # seconds, at random
 _WARM = 10
 
 
-class Publications:
-    """When each rename into a version of a repository began."""
-
-    def __init__(self, repo: txstore.Repository) -> None:
-        self.began = 0.0
-        self._rename = repo.engine.storage.rename_noreplace
-        repo.engine.storage.rename_noreplace = self._timed  # type: ignore[method-assign]
-
-    def _timed(self, source: str, target: str) -> None:
-        self.began = time.monotonic()
-        self._rename(source, target)
-
-
 def follow_commits(path: Path, parent: Parent) -> None:
     """Tell when each commit came out, until killed."""
     commits = txstore.Repository(path).follow()
@@ -52,7 +39,14 @@ def follow(setting: Setting) -> list[Row]:
         settle(scratch)
         repo = txstore.Repository(scratch / "data.tx")
         _append(repo, 0)
-        publications = Publications(repo)
+        storage = repo.engine.storage
+        rename, renamed = storage.rename_noreplace, [0.0]
+
+        def timed_rename(source: str, target: str) -> None:
+            renamed[0] = time.monotonic()
+            rename(source, target)
+
+        storage.rename_noreplace = timed_rename  # type: ignore[method-assign]
         with Process(follow_commits, path=scratch / "data.tx") as follower:
             follower.hear()
             for number in range(1, setting.rounds(500, 100) + _WARM + 1):
@@ -61,7 +55,7 @@ def follow(setting: Setting) -> list[Row]:
                 version, woken = follower.hear()
                 if version != number:
                     raise AssertionError(f"told of version {version} instead of {number}")
-                found.append(1e3 * (woken - publications.began))
+                found.append(1e3 * (woken - renamed[0]))
     found = found[_WARM:]
     what = f"durable commit to wake-up of a follower, median (99th percentile {percentile(found, 99):.2f} ms)"
     return [middle("follow", what, found, 1.0, "ms")]

@@ -21,7 +21,8 @@ import zarr
 from zarr.storage import MemoryStore
 
 import txstore
-from benchmarks.harness import OURS, Row, Setting, faster, fill_keys, interleaved, medians, middle, settle, timed
+from benchmarks import harness
+from benchmarks.harness import OURS, Row, Setting, compare, fill_keys, medians, middle, seconds_of
 from benchmarks.memory import read_status
 from benchmarks.own_process import Values
 
@@ -61,9 +62,7 @@ def _open_and_read(path: Path) -> Any:
 
 
 def _milliseconds(function: Callable[[], object]) -> float:
-    with timed() as seconds:
-        function()
-    return seconds() * 1e3
+    return seconds_of(function) * 1e3
 
 
 def measure_here(path: Path) -> Values:
@@ -87,20 +86,16 @@ def measure_here(path: Path) -> Values:
 
 
 def _listing(path: Path) -> float:
-    snapshot = txstore.Repository(path).mapping()
-    found: list[str] = []
+    snapshot, found = txstore.Repository(path).mapping(), list[str]()
     milliseconds = _milliseconds(lambda: found.extend(snapshot.list_dir("")))
-    if found != ["position", "wide", "zarr.json"]:
-        raise AssertionError(f"listed {found}")
+    compare(found, ["position", "wide", "zarr.json"])
     return milliseconds
 
 
 def _look_up(path: Path, rounds: int = 50, loops: int = 2_000) -> list[float]:
     """Return microseconds for each look-up, by round."""
-    snapshot = txstore.Repository(path).mapping()
-    key = "wide/c/500"
-    if len(snapshot[key]) != 1024:
-        raise AssertionError("the value is not the one that was written")
+    snapshot, key = txstore.Repository(path).mapping(), "wide/c/500"
+    compare(len(snapshot[key]), 1024)
 
     def look_up() -> None:
         for _ in range(loops):
@@ -124,7 +119,7 @@ def large(setting: Setting) -> list[Row]:
     with setting.scratch() as scratch:
         path = scratch / "data.tx"
         repo = build(path, keys, later)
-        settle(scratch)
+        harness.settle(scratch)
         told = [_in_a_new_interpreter(path) for _ in range(setting.rounds(_PROCESSES, 2))]
         index = _bytes_of_merged_runs(repo, keys)
     taken = {what: [sample for one in told for sample in one[what]] for what in told[0]}
@@ -156,20 +151,6 @@ def _bytes_of_merged_runs(repo: txstore.Repository, keys: int) -> float:
 _VALUE, _COMMITS, _VALUES = 1 << 20, 4, 96  # 384 MiB
 
 
-def _cat(files: list[Path]) -> float:
-    with timed() as seconds:
-        subprocess.run(["cat", *map(str, files)], stdout=subprocess.DEVNULL, check=True)
-    return seconds()
-
-
-def _verify(repo: txstore.Repository) -> float:
-    with timed() as seconds:
-        report = repo.verify()
-    if not report.ok:
-        raise AssertionError(report.faults)
-    return seconds()
-
-
 def verify(setting: Setting) -> list[Row]:
     values = setting.rounds(_VALUES, _VALUES // 8)
     with setting.scratch() as scratch:
@@ -179,13 +160,15 @@ def verify(setting: Setting) -> list[Row]:
                 for number in range(values):
                     transaction[f"image/c/{commit}/{number}"] = os.urandom(_VALUE)
         files = sorted((scratch / "data.tx" / "commits" / "main").iterdir())
-        settle(scratch)
-        takes = {OURS: partial(_verify, repo), "cat": partial(_cat, files)}
-        samples = interleaved(takes, setting.rounds(15, 5))
+        harness.settle(scratch)
+        compare(repo.verify().faults, [])
+        cat = partial(subprocess.run, ["cat", *map(str, files)], stdout=subprocess.DEVNULL, check=True)
+        takes = {OURS: partial(seconds_of, repo.verify), "cat": partial(seconds_of, cat)}
+        samples = harness.interleaved(takes, setting.rounds(15, 5))
     size = _COMMITS * values * _VALUE
     speeds = " against ".join(f"{size / medians(samples)[who] / 1e9:.1f} GB/s" for who in takes)
     what = f"verify {size >> 20} MiB in values of 1 MiB: speed of cat, page cache warm ({speeds})"
-    return [faster("verify", what, samples, OURS, "cat", 0.5)]
+    return [harness.faster("verify", what, samples, OURS, "cat", 0.5)]
 
 
 CASES = {"large": large, "verify": verify}

@@ -6,6 +6,7 @@ lock that it holds.
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import random
@@ -122,30 +123,30 @@ def many(setting: Setting) -> list[Row]:
 # --- several processes
 
 
-def contend(who: str, path: Path, seed: int, seconds: float, parent: Parent) -> int:
-    """Lock 8 of 64 keys at a time, and count the locks that were had."""
-    chosen = random.Random(seed)
-    keys = [f"position/c/{number:02}" for number in range(64)]
-    sets = [sorted(chosen.sample(keys, 8)) for _ in range(1000)]
-    locks = Peer(who, path, keys) if who in PEERS else _owner(path)
+def contend(who: str, path: Path, wanted: Sequence[Sequence[str]], seconds: float, parent: Parent) -> int:
+    """Lock one set of keys after the other, and count the locks that were had."""
+    locks = Peer(who, path, sorted({key for keys in wanted for key in keys})) if who in PEERS else _owner(path)
     had = 0
     parent.meet()
     until = time.perf_counter() + seconds
-    while time.perf_counter() < until:
-        wanted = sets[had // 8 % len(sets)]
-        locks.acquire(wanted)
-        locks.release(wanted)
-        had += 8
+    for keys in itertools.cycle(wanted):
+        if time.perf_counter() >= until:
+            break
+        locks.acquire(keys)
+        locks.release(keys)
+        had += len(keys)
     parent.meet()  # a process of fasteners that ends with others waiting would disturb them
     return had
 
 
 def contended(setting: Setting) -> list[Row]:
     seconds = 1.0 if setting.quick else 2.0
+    keys, chosen = [f"position/c/{number:02}" for number in range(64)], [random.Random(0), random.Random(1)]
+    sets = [[sorted(each.sample(keys, 8)) for _ in range(1000)] for each in chosen]
     with setting.scratch() as scratch:
 
         def take(who: str) -> float:
-            orders = [{"who": who, "path": scratch / who, "seed": seed, "seconds": seconds} for seed in range(2)]
+            orders = [{"who": who, "path": scratch / who, "wanted": each, "seconds": seconds} for each in sets]
             return seconds / max(1, sum(together(contend, orders, meetings=2)))
 
         samples = interleaved({who: partial(take, who) for who in (OURS, FASTENERS, FILELOCK)}, setting.rounds(3, 1))
@@ -153,23 +154,11 @@ def contended(setting: Setting) -> list[Row]:
     return _rows("lock-contended", what, samples, {FASTENERS: 60, FILELOCK: 300})
 
 
-def be_greedy(path: Path, seconds: float, parent: Parent) -> int:
-    owner = _owner(path)
-    parent.meet()
-    turns = 0
-    until = time.perf_counter() + seconds
-    while time.perf_counter() < until:
-        owner.acquire("position/c/0")
-        owner.release("position/c/0")
-        turns += 1
-    parent.meet()
-    return turns
-
-
 def fair(setting: Setting) -> list[Row]:
     seconds = 1.0 if setting.quick else 5.0
     with setting.scratch() as scratch:
-        shares = together(be_greedy, [{"path": scratch / "table", "seconds": seconds}] * 2, meetings=2)
+        order = {"who": OURS, "path": scratch / "table", "wanted": [["position/c/0"]], "seconds": seconds}
+        shares = together(contend, [order] * 2, meetings=2)
     what = f"two processes that want one key all the time, {seconds:g} s: share of the smaller"
     turns = {"turns": [float(share) for share in shares]}
     return [Row("lock-fair", what, min(shares) / max(shares), 0.9, at_least=True, samples=turns)]

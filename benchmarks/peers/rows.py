@@ -6,9 +6,10 @@ import os
 import random
 import uuid
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
 from functools import partial
 from pathlib import Path
+from types import MappingProxyType
+from typing import NamedTuple
 
 from benchmarks.own_process import Failed, NotOffered
 from benchmarks.peers import tasks
@@ -39,21 +40,20 @@ FAR = f"{_CHUNKS_FAR:,} × 16 KiB on S3, {tasks.LATE} ms a request"
 BYSTANDERS = "other stores in the process"
 
 
-@dataclass(frozen=True)
-class Row:
+class Row(NamedTuple):
     name: str
     measure: tasks.Measure
     peers: Sequence[str]
     #: At most so many, where one has many samples in itself, or takes long.
     rounds: int | None = None
     #: By task; seconds where nothing else is said.
-    units: Mapping[str, str] = field(default_factory=dict)
+    units: Mapping[str, str] = MappingProxyType({})
     #: Whose names are in it is a store; other names are the row's own.
-    roster: Mapping[str, type[Store]] = field(default_factory=lambda: PEERS)
+    roster: Mapping[str, type[Store]] = PEERS
 
 
 def _whole(name: str, peers: Sequence[str], *parts: str, rounds: int | None = None) -> Row:
-    return Row(name, tasks.whole(WORKS[name], parts), peers, rounds, {tasks.STORED: "MiB"})
+    return Row(name, partial(tasks.whole, work=WORKS[name], parts=parts), peers, rounds, {tasks.STORED: "MiB"})
 
 
 def make_rows(*, quick: bool, keys: int) -> dict[str, Row]:
@@ -61,7 +61,8 @@ def make_rows(*, quick: bool, keys: int) -> dict[str, Row]:
     commits = 50 if quick else 1000
     peaks = dict.fromkeys([f"{task}{kind}" for task in ("write", "read") for kind in ("", tasks.RESIDENT)], "MiB")
     no_files = [peer for peer in FEW if peer not in FILES]
-    together, again = WORKS["4096 × 16 KiB, zstd"], partial(tasks.in_one, tasks.read_again)
+    together, at_once = WORKS["4096 × 16 KiB, zstd"], (1, 2) if quick else (1, 2, 4, 8)
+    alone, keys_of = partial(partial, tasks.in_one), partial(partial, tasks.among_keys)
     rows = [
         _whole("4096 × 16 KiB, raw", tuple(PEERS), tasks.RANDOM),
         _whole("4096 × 16 KiB, zstd", CORE, tasks.RANDOM, tasks.LINE, tasks.STRIDED),
@@ -71,16 +72,16 @@ def make_rows(*, quick: bool, keys: int) -> dict[str, Row]:
         _whole("512 × 1 MiB, zstd", EVERY_KIND),
         _whole("512 × 1 MiB, blosc", FEW, rounds=2),
         *(_whole(f"32 × 16 MiB, {codec}", FEW, rounds=1) for codec in ("raw", "zstd", "blosc")),
-        *(Row(f"10 × 16 KiB, {codec}", again(codec=codec), SMALL) for codec in ("raw", "zstd")),
-        Row(FAR, tasks.remote(_CHUNKS_FAR), tuple(REMOTE), 2, {tasks.REQUESTS: ""}, REMOTE),
-        *(Row(f"peak memory, {name}", tasks.memory(WORKS[name]), FEW, 1, peaks) for name in tasks.MEASURED),
+        *(Row(f"10 × 16 KiB, {codec}", alone(task=tasks.read_again, codec=codec), SMALL) for codec in ("raw", "zstd")),
+        Row(FAR, partial(tasks.remote, chunks=_CHUNKS_FAR), tuple(REMOTE), 2, {tasks.REQUESTS: ""}, REMOTE),
+        *(Row(f"peak memory, {one}", partial(tasks.memory, work=WORKS[one]), FEW, 1, peaks) for one in tasks.MEASURED),
         Row(BYSTANDERS, tasks.bystanders, (tasks.WITHOUT, tasks.BESIDE), None, {tasks.CHANGED: ""}, {}),
-        Row(f"append {commits:,} × 16 KiB, each committed", tasks.in_one(tasks.append, commits=commits), CORE, 1),
+        Row(f"append {commits:,} × 16 KiB, each committed", alone(task=tasks.append, commits=commits), CORE, 1),
         Row(
-            f"{together.name}: written by several processes", tasks.crowd(together, (1, 2) if quick else (1, 2, 4, 8)),
+            f"{together.name}: written by several processes", partial(tasks.crowd, work=together, counts=at_once),
             SEVERAL_PROCESSES, 1, {tasks.LOST: "chunks"},
         ),
-        *(Row(f"{count:,} keys", tasks.among_keys(count), FEW if count <= 10**4 else no_files, 1) for count in counts),
+        *(Row(f"{n:,} keys", keys_of(keys=n), FEW if n <= 10**4 else no_files, 1) for n in counts),
     ]  # fmt: skip
     return {row.name: row for row in rows}
 

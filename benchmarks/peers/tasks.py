@@ -13,35 +13,26 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.harness import percentile, timed
+from benchmarks.harness import compare, percentile, timed
 from benchmarks.memory import peak_of, resident_peak
 from benchmarks.own_process import Parent, Values, ask, together
 from benchmarks.peers.works import Work
-from benchmarks.simulated.s3_stub import S3Stub, move_away, requests_in, take_counts
-from benchmarks.stores import (
-    PEERS,
-    REMOTE,
-    Bucket,
-    Layout,
-    Local,
-    Memory,
-    Object,
-    Store,
-    ZarrStore,
-    create_array,
-)  # fmt: skip
+from benchmarks.simulated.s3_stub import S3Stub, move_away
+from benchmarks.stores import PEERS, REMOTE, Bucket, Layout, Local, Memory, Object, Store, ZarrStore, create_array
 
 STORED, REQUESTS, LOST = "stored", "requests", "chunks lost"
 RANDOM, LINE, STRIDED = "200 random chunks", "one line across all chunks", "strided"
 RESIDENT = ", resident"
 LATE = 30  # milliseconds of a request to the bucket
 
-Measure = Callable[[str, Path], Values]  # by a store, at a place: one sample of each task
+#: By a store, at a place, and what else a row says: one sample of each task.
+Measure = Callable[..., Values]
 
 
-def in_one(task: Callable[..., Values], /, **order: Any) -> Measure:
-    """Return what measures a task that one process does."""
-    return lambda peer, place: ask(task, peer=peer, place=place, **order)
+def in_one(peer: str, place: Path, task: Callable[..., Values], **order: Any) -> Values:
+    """Measure a task that one process does."""
+    answer: Values = ask(task, peer=peer, place=place, **order)
+    return answer
 
 
 # --- how a sample is taken: warmed up, compared with what was written, and the median of a few
@@ -71,16 +62,9 @@ def _filled(peer: str, place: Path, work: Work) -> tuple[Store, np.ndarray]:
 def _read_whole(store: Store, data: np.ndarray) -> float:
     """Open the array and read all of it."""
     with timed() as seconds:
-        array = store.open()
-        found = store.read(array, np.s_[:, :])
-        store.close(array)
-    _compare(found, data)
+        found = store.read_once(np.s_[:, :])
+    compare(found, data)
     return seconds()
-
-
-def _compare(found: np.ndarray, written: np.ndarray) -> None:
-    if not np.array_equal(found, written):
-        raise AssertionError("what was read is not what was written")
 
 
 def _median_of(take: Callable[[], float], *, at_most: int = 3, enough: float = 0.5) -> float:
@@ -95,19 +79,16 @@ def _median_of(take: Callable[[], float], *, at_most: int = 3, enough: float = 0
 # --- whole arrays: written and committed in one process, read in another, as a whole and in parts
 
 
-def whole(work: Work, parts: Sequence[str] = ()) -> Measure:
-    def measure(peer: str, place: Path) -> Values:
-        found: Values = ask(write, peer=peer, place=place, work=work)
-        if not PEERS[peer].volatile:
-            files = [place, *place.rglob("*")]
-            found[STORED] = sum(path.stat().st_size for path in files if path.is_file()) / (1 << 20)
-        if not PEERS[peer].only_writes:
-            found |= ask(read, peer=peer, place=place, work=work, parts=parts)
-        if work.files <= 1024:  # large, and few files: before its pages are written to the disk
-            shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
-        return found
-
-    return measure
+def whole(peer: str, place: Path, work: Work, parts: Sequence[str]) -> Values:
+    found = in_one(peer, place, write, work=work)
+    if not PEERS[peer].volatile:
+        files = [place, *place.rglob("*")]
+        found[STORED] = sum(path.stat().st_size for path in files if path.is_file()) / (1 << 20)
+    if not PEERS[peer].only_writes:
+        found |= ask(read, peer=peer, place=place, work=work, parts=parts)
+    if work.files <= 1024:  # large, and few files: before its pages are written to the disk
+        shutil.rmtree(place) if place.is_dir() else place.unlink(missing_ok=True)
+    return found
 
 
 def write(peer: str, place: Path, work: Work) -> Values:
@@ -129,7 +110,7 @@ def read(peer: str, place: Path, work: Work, parts: Sequence[str]) -> Values:
         with timed() as seconds:
             values = [store.read(array, selection) for selection in selections[part]]
         for selection, each in zip(selections[part], values, strict=True):
-            _compare(each, data[selection])
+            compare(each, data[selection])
         return seconds()
 
     for part in parts:
@@ -152,7 +133,7 @@ def read_again(peer: str, place: Path, codec: str, warm: int = 30, reads: int = 
         with timed() as seconds:
             found = store.read(array, np.s_[:, :])
         samples.append(seconds())
-    _compare(found, data)
+    compare(found, data)
     store.close(array)
     return {"read": statistics.median(samples[warm:])}
 
@@ -185,13 +166,10 @@ def _append(store: Store, work: Work) -> list[float]:
 _SIDE = 4
 
 
-def among_keys(keys: int, opened: int = 3) -> Measure:
-    def measure(peer: str, place: Path) -> Values:
-        found: Values = ask(write, peer=peer, place=place, work=_keys(keys))
-        each = [ask(open_among_keys, peer=peer, place=place, keys=keys)["open"] for _ in range(opened)]
-        return {**found, "open, read one chunk": statistics.median(each)}
-
-    return measure
+def among_keys(peer: str, place: Path, keys: int, opened: int = 3) -> Values:
+    found = in_one(peer, place, write, work=_keys(keys))
+    each = [in_one(peer, place, open_among_keys, keys=keys)["open"] for _ in range(opened)]
+    return {**found, "open, read one chunk": statistics.median(each)}
 
 
 def _keys(keys: int) -> Work:
@@ -202,10 +180,8 @@ def open_among_keys(peer: str, place: Path, keys: int) -> Values:
     store = begin(PEERS[peer], place, _keys(keys))
     part = np.s_[keys // 3 * _SIDE : keys // 3 * _SIDE + _SIDE, :]
     with timed() as seconds:
-        array = store.open()
-        found = store.read(array, part)
-        store.close(array)
-    _compare(found, _keys(keys).data()[part])
+        found = store.read_once(part)
+    compare(found, _keys(keys).data()[part])
     return {"open": seconds()}
 
 
@@ -213,22 +189,18 @@ def open_among_keys(peer: str, place: Path, keys: int) -> Values:
 # The server is new for each sample. Writing is not timed, nor is it late.
 
 
-def remote(chunks: int) -> Measure:
-    def measure(peer: str, place: Path) -> Values:
-        with S3Stub() as stub:
-            order = {"peer": peer, "bucket": Bucket(stub.port, place.name), "chunks": chunks}
-            ask(write_far, **order)
-            found: Values = ask(read_far, **order)
-            return found
-
-    return measure
+def remote(peer: str, place: Path, chunks: int) -> Values:
+    with S3Stub() as stub:
+        order = {"peer": peer, "bucket": Bucket(stub.port, place.name), "chunks": chunks}
+        ask(write_far, **order)
+        found: Values = ask(read_far, **order)
+        return found
 
 
-def write_far(peer: str, bucket: Bucket, chunks: int) -> Values:
+def write_far(peer: str, bucket: Bucket, chunks: int) -> None:
     work, store = Work("remote", chunks, 64, "zstd"), REMOTE[peer](bucket)
     store.prepare()
     store.write(work, work.data())
-    return {}
 
 
 def read_far(peer: str, bucket: Bucket, chunks: int) -> Values:
@@ -236,32 +208,28 @@ def read_far(peer: str, bucket: Bucket, chunks: int) -> Values:
     data, store = work.data(), begin(REMOTE[peer], bucket, work)
     move_away(bucket.port, LATE / 1e3)
     with timed() as seconds:
-        array = store.open()
-        found = store.read(array, np.s_[:, :])
-    requests = requests_in(take_counts(bucket.port))
-    _compare(found, data)
+        found = store.read_once(np.s_[:, :])
+    requests = move_away(bucket.port).requests
+    compare(found, data)
     return {"read": seconds(), REQUESTS: requests}
 
 
 # --- one array written by several processes at the same time, each its part of the chunks, each in its own way
 
 
-def crowd(work: Work, counts: Sequence[int]) -> Measure:
-    def measure(peer: str, place: Path) -> Values:
-        """From the moment that the first one begins to that at which the last one has committed."""
-        found: Values = {LOST: 0}
-        for count in counts:
-            order = {"peer": peer, "place": place.with_name(f"{place.name}-{count}"), "work": work}
-            ask(create, **order)
-            rows = work.shape[0] // count
-            parts = [slice(number * rows, (number + 1) * rows) for number in range(count)]
-            told = together(write_a_part, [order | {"part": part} for part in parts])
-            task = f"{count} process{'es' if count > 1 else ''}"
-            found[task] = max(one["ended"] for one in told) - min(one["began"] for one in told)
-            found[LOST] += ask(count_lost, **order)
-        return found
-
-    return measure
+def crowd(peer: str, place: Path, work: Work, counts: Sequence[int]) -> Values:
+    """From the moment that the first one begins to that at which the last one has committed."""
+    found: Values = {LOST: 0}
+    for count in counts:
+        order = {"peer": peer, "place": place.with_name(f"{place.name}-{count}"), "work": work}
+        ask(create, **order)
+        rows = work.shape[0] // count
+        parts = [slice(number * rows, (number + 1) * rows) for number in range(count)]
+        told = together(write_a_part, [order | {"part": part} for part in parts])
+        task = f"{count} process{'es' if count > 1 else ''}"
+        found[task] = max(one["ended"] for one in told) - min(one["began"] for one in told)
+        found[LOST] += ask(count_lost, **order)
+    return found
 
 
 def create(peer: str, place: Path, work: Work) -> None:
@@ -279,10 +247,7 @@ def write_a_part(peer: str, place: Path, work: Work, part: slice, parent: Parent
 
 
 def count_lost(peer: str, place: Path, work: Work) -> int:
-    store = PEERS[peer](place)
-    array = store.open()
-    found = store.read(array, np.s_[:, :]).reshape(work.chunks, -1)
-    store.close(array)
+    found = PEERS[peer](place).read_once(np.s_[:, :]).reshape(work.chunks, -1)
     return int((found != work.data().reshape(found.shape)).any(axis=1).sum())
 
 
@@ -292,16 +257,12 @@ def count_lost(peer: str, place: Path, work: Work) -> int:
 MEASURED = ("4096 × 16 KiB, zstd", "512 × 1 MiB, raw", "512 × 1 MiB, zstd", "32 × 16 MiB, zstd")
 
 
-def memory(work: Work) -> Measure:
-    def measure(peer: str, place: Path) -> Values:
-        tasks = ["write"] if PEERS[peer].only_writes else ["write", "read"]
-        found = {}
-        for task in tasks:
-            own, resident = ask(peaks, peer=peer, place=place, work=work, task=task)
-            found |= {task: max(own, 0) / (1 << 20), f"{task}{RESIDENT}": max(resident, 0) / (1 << 20)}
-        return found
-
-    return measure
+def memory(peer: str, place: Path, work: Work) -> Values:
+    found = {}
+    for task in ["write"] if PEERS[peer].only_writes else ["write", "read"]:
+        own, resident = ask(peaks, peer=peer, place=place, work=work, task=task)
+        found |= {task: max(own, 0) / (1 << 20), f"{task}{RESIDENT}": max(resident, 0) / (1 << 20)}
+    return found
 
 
 def peaks(peer: str, place: Path, work: Work, task: str) -> tuple[int, int]:
@@ -316,14 +277,12 @@ def peaks(peer: str, place: Path, work: Work, task: str) -> tuple[int, int]:
     def write_or_read() -> None:
         if task == "write":
             store.write(work, data)
-            return
-        array = store.open()
-        found.append(store.read(array, np.s_[:, :]))
-        store.close(array)
+        else:
+            found.append(store.read_once(np.s_[:, :]))
 
     resident = resident_peak(lambda: own.append(peak_of(write_or_read)))
     for values in found:
-        _compare(values, data)
+        compare(values, data)
     return own[0] - len(found) * data.nbytes, resident - len(found) * data.nbytes
 
 

@@ -17,6 +17,7 @@ import sys
 import time
 import urllib.request
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import NamedTuple
 
@@ -98,17 +99,10 @@ def chunks(setting: Setting) -> list[Row]:
         for name, (rate, cost) in found.items()
     ]
     what = f"{CHUNKS:,} chunks of 16 KiB, {CONNECTIONS} connections: chunks a second, of"
-    return [
-        Row(
-            f"serve {name}",
-            f"{what} {name}",
-            ours / found[name].rate,
-            goal,
-            at_least=True,
-            figures=figures * (not number),
-        )
-        for number, (name, goal) in enumerate(GOALS.items())
+    rows = [
+        Row(f"serve {name}", f"{what} {name}", ours / found[name].rate, GOALS[name], at_least=True) for name in GOALS
     ]
+    return [replace(rows[0], figures=figures), *rows[1:]]
 
 
 def _program(name: str) -> str | None:

@@ -22,8 +22,9 @@ from typing import Any, NamedTuple
 
 from benchmarks.harness import Row, Setting, percentile
 
-#: What a committer does: it yields how long it waits, or what it waits for.
+#: What a committer does: it yields how long it waits, or what is done at once, of which it gets what that returns.
 Steps = Generator[Any, Any, Any]
+Questions = list[Callable[[], Any]]
 
 #: Seconds that a committer needs by itself to stage and to build its file, and to read a file and judge it.
 BUILDING, READING = 0.004, 0.001
@@ -51,32 +52,21 @@ class Clock:
                 wait = steps.send(value)
             except StopIteration:
                 continue
-            if isinstance(wait, Together):
-                wait.waiter = steps
-                wait.look()
+            if isinstance(wait, list):
+                self._gather(steps, wait)
             else:
                 self.start(steps, wait)
 
+    def _gather(self, waiter: Steps, all_steps: list[Steps]) -> None:
+        found: dict[int, Any] = {}
 
-class Together:
-    """Several requests that are sent at once."""
+        def run(number: int, steps: Steps) -> Steps:
+            found[number] = yield from steps
+            if len(found) == len(all_steps):
+                self.start(waiter, 0.0, [found[each] for each in range(len(found))])
 
-    def __init__(self, clock: Clock, all_steps: list[Steps]) -> None:
-        self._clock, self._left = clock, len(all_steps)
-        self.found: list[Any] = [None] * len(all_steps)
-        self.waiter: Steps | None = None
         for number, steps in enumerate(all_steps):
-            clock.start(self._run(number, steps))
-
-    def _run(self, number: int, steps: Steps) -> Steps:
-        self.found[number] = yield from steps
-        self._left -= 1
-        self.look()
-
-    def look(self) -> None:
-        if not self._left and self.waiter is not None:
-            waiter, self.waiter = self.waiter, None
-            self._clock.start(waiter, 0.0, self.found)
+            self.start(run(number, steps))
 
 
 class GroupCommit(NamedTuple):
@@ -106,13 +96,13 @@ class Server:
 
     def ask(self, question: Callable[[], Any]) -> Steps:
         self.requests += 1
-        yield self._way()
+        yield self.seconds / 2 * random.uniform(1 - self.jitter, 1 + self.jitter)
         answer = question()
-        yield self._way()
+        yield self.seconds / 2 * random.uniform(1 - self.jitter, 1 + self.jitter)
         return answer
 
-    def _way(self) -> float:
-        return self.seconds / 2 * random.uniform(1 - self.jitter, 1 + self.jitter)
+    def together(self, questions: Questions) -> Steps:
+        return (yield [self.ask(question) for question in questions])
 
     def create(self, version: int, group_commit: GroupCommit) -> bool:
         if version in self.versions:
@@ -152,7 +142,6 @@ class Committer:
     """One that commits again and again; what it has measured."""
 
     server: Server
-    clock: Clock
     number: int
     head: int = -1  # up to there it knows what was committed
     is_contended: bool = False
@@ -162,37 +151,46 @@ class Committer:
     def work(self, commit: Callable[[Committer], Steps]) -> Steps:
         yield random.uniform(0, 0.1)
         while True:
-            began = self.clock.now
+            began = self.server.clock.now
             yield from self.begin()
             yield BUILDING * random.uniform(0.5, 1.5)
             yield from commit(self)
-            self.times.append(self.clock.now - began)
+            self.times.append(self.server.clock.now - began)
 
     def begin(self) -> Steps:
-        version = self.head + 1
-        (top, _, self.is_led), self.is_contended = yield from self.ask(
-            lambda: (self.server.list_from(version), self.server.is_wanted(self.server.list_from(version)[0] + 1))
+        server, version = self.server, self.head + 1
+        (top, _, self.is_led), self.is_contended = yield from server.ask(
+            lambda: (server.list_from(version), server.is_wanted(server.list_from(version)[0] + 1))
         )
         if top > self.head:
             yield from self.read(top)
 
     def read(self, top: int) -> Steps:
         """Get to know what was committed up to a version."""
-        version = self.head + 1
-        first = yield from self.ask(lambda: self.server.versions[version])
+        versions, version = self.server.versions, self.head + 1
+        first = yield from self.server.ask(lambda: versions[version])
         yield READING
         if first.last < top:
-            last = yield from self.ask(lambda: self.server.versions[top])
+            last = yield from self.server.ask(lambda: versions[top])
             if last.first != top:
-                yield from self.ask(lambda: self.server.versions[last.first])
+                yield from self.server.ask(lambda: versions[last.first])
             top = last.last
         self.head = max(top, first.last)
 
-    def ask(self, question: Callable[[], Any]) -> Steps:
-        return self.server.ask(question)
+    def take(self, version: int) -> Steps:
+        """Try to take a version for the own commit alone."""
+        group_commit = GroupCommit(self.number, version, (self.number,))
+        if not (yield from self.server.ask(lambda: self.server.create(version, group_commit))):
+            return False
+        self.head = version
+        return True
 
-    def together(self, questions: list[Callable[[], Any]]) -> Together:
-        return Together(self.clock, [self.ask(question) for question in questions])
+    def look(self, version: int) -> Steps:
+        """Return what is in some versions from one on."""
+        get = self.server.versions.get
+        found = yield from self.server.together([partial(get, at) for at in range(version, version + LOOKED_AT)])
+        yield READING
+        return found
 
 
 # --- the protocols
@@ -200,19 +198,13 @@ class Committer:
 
 def alone(self: Committer) -> Steps:
     """Try to take the next version; after a lost one, read those that follow, and pause for a part of a trip."""
-    server = self.server
     while True:
-        version = self.head + 1
-        asked = self.clock.now
-        if (yield from self.ask(partial(server.create, version, GroupCommit(self.number, version, (self.number,))))):
-            self.head = version
+        version, asked = self.head + 1, self.server.clock.now
+        if (yield from self.take(version)):
             return
-        yield random.uniform(0, self.clock.now - asked)
-        found = yield self.together(
-            [partial(server.versions.__contains__, at) for at in range(version, version + LOOKED_AT)]
-        )
-        yield READING
-        self.head = version + (found.index(False) if False in found else LOOKED_AT) - 1
+        yield random.uniform(0, self.server.clock.now - asked)
+        found = yield from self.look(version)
+        self.head = version + (found.index(None) if None in found else LOOKED_AT) - 1
 
 
 def group_commits(self: Committer) -> Steps:
@@ -220,54 +212,56 @@ def group_commits(self: Committer) -> Steps:
     server, has_lost = self.server, False
     while not self.is_contended:
         version = self.head + 1
-        if (yield from self.ask(partial(server.create, version, GroupCommit(self.number, version, (self.number,))))):
-            self.head = version
+        if (yield from self.take(version)):
             return
-        found = yield self.together([partial(server.versions.get, at) for at in range(version, version + LOOKED_AT)])
-        yield READING
-        last = max((each for each in found if each is not None), key=lambda each: each.last)
+        last = max((each for each in (yield from self.look(version)) if each is not None), key=lambda each: each.last)
         # Who has met one other, once, tries again alone.
         self.is_contended = has_lost or last.last > version
         has_lost, self.head = True, last.last
+    while not (yield from _propose(self, server, self.head + 1)):
+        pass
+
+
+def _propose(self: Committer, server: Server, version: int) -> Steps:
+    """Propose the file to a version, and wait until it is taken; return whether the file was committed."""
+    asked = self.server.clock.now
+    questions: Questions = [lambda: server.propose(version, self.number)]
+    if not self.is_led:
+        questions.append(lambda: server.lead(version, self.number))
+    leads = (yield from server.together(questions))[1:] == [True]
+    trip = self.server.clock.now - asked
+    yield trip * GATHERING
+    if leads and (yield from _lead(self, version, trip)):
+        return True
+    self.is_led = False
+    tries = 0
     while True:
-        version = self.head + 1
-        asked = self.clock.now
-        questions: list[Callable[[], Any]] = [partial(server.propose, version, self.number)]
-        if not self.is_led:
-            questions.append(partial(server.lead, version, self.number))
-        leads = (yield self.together(questions))[1:] == [True]
-        trip = self.clock.now - asked
-        yield trip * GATHERING
-        if leads and (yield from _lead(self, version, trip)):
-            return
-        self.is_led = False
-        tries = 0
-        while True:
-            top, _, led = yield from self.ask(partial(server.list_from, version))
-            if top >= version:
-                break
-            yield trip * random.uniform(*(ARRIVING if tries else UNDER_WAY))
-            tries += 1
-            if tries > 20 * random.uniform(1, 2) and (yield from _lead(self, version, trip)):
-                return
-        group_commit = yield from self.ask(partial(server.versions.__getitem__, version))
-        yield READING
-        self.head = group_commit.last
-        self.is_contended, self.is_led = True, led and top == group_commit.last
-        if self.number in group_commit.members:
-            mine = version + group_commit.members.index(self.number)
-            while top < mine:
-                yield trip * random.uniform(*ARRIVING)
-                top, _, _ = yield from self.ask(partial(server.list_from, version))
-            return
-        if top > self.head:
-            yield from self.read(top)
+        top, _, led = yield from server.ask(lambda: server.list_from(version))
+        if top >= version:
+            break
+        yield trip * random.uniform(*(ARRIVING if tries else UNDER_WAY))
+        tries += 1
+        if tries > 20 * random.uniform(1, 2) and (yield from _lead(self, version, trip)):
+            return True
+    group_commit = yield from server.ask(lambda: server.versions[version])
+    yield READING
+    self.head = group_commit.last
+    self.is_contended, self.is_led = True, led and top == group_commit.last
+    if self.number in group_commit.members:
+        mine = version + group_commit.members.index(self.number)
+        while top < mine:
+            yield trip * random.uniform(*ARRIVING)
+            top, _, _ = yield from server.ask(lambda: server.list_from(version))
+        return True
+    if top > self.head:
+        yield from self.read(top)
+    return False
 
 
 def _lead(self: Committer, version: int, trip: float) -> Steps:
     server = self.server
     for _ in range(YIELDS):
-        top, proposals, _ = yield from self.ask(partial(server.list_from, version))
+        top, proposals, _ = yield from server.ask(lambda: server.list_from(version))
         if top >= version:
             return False
         if server.left_over(version) <= proposals:
@@ -276,14 +270,14 @@ def _lead(self: Committer, version: int, trip: float) -> Steps:
     others = [who for who in sorted(proposals, key=lambda who: hash((who, version))) if who != self.number]
     others = others[: MOST_IN_A_GROUP_COMMIT - 1]
     if others:
-        yield self.together([lambda: None for _ in others])
+        yield from server.together([lambda: None for _ in others])
         yield READING * len(others) / 4
     group_commit = GroupCommit(self.number, version, (self.number, *others))
-    if not (yield from self.ask(partial(server.create, version, group_commit))):
+    if not (yield from server.ask(lambda: server.create(version, group_commit))):
         return False
     self.head, self.is_contended, self.is_led = group_commit.last, bool(others), False
     if others:
-        yield self.together(
+        yield from server.together(
             [partial(server.create, at, group_commit._replace(who=who)) for at, who in enumerate(others, version + 1)]
         )
     server.requests += 1  # deletes the proposals, when nobody waits for it
@@ -300,7 +294,7 @@ def simulate(
     random.seed(17)
     clock = Clock()
     server = Server(clock, distance, jitter)
-    crew = [Committer(server, clock, number) for number in range(committers)]
+    crew = [Committer(server, number) for number in range(committers)]
     for each in crew:
         clock.start(each.work(protocol))
     clock.run(seconds)

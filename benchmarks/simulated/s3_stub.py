@@ -18,57 +18,48 @@ import time
 import uuid
 from bisect import bisect_left, bisect_right, insort
 from collections import Counter
-from collections.abc import Iterable
-from dataclasses import dataclass
+from collections.abc import Mapping
 from datetime import UTC, datetime
 from email.utils import formatdate
 from pathlib import Path
-from typing import Any, NamedTuple, Self
-from urllib.parse import parse_qs, unquote, urlsplit
+from typing import NamedTuple, Self
 from xml.sax.saxutils import escape, unescape
+
+from aiohttp import web
 
 _ROOT = Path(__file__).parents[2]
 BUCKET = "peers"
 
 
-class Request(NamedTuple):
-    method: str
-    path: str
-    query: dict[str, str]
-    headers: dict[str, str]  # lower case
-    body: bytes
-
-
-class Answer(NamedTuple):
-    status: int
-    body: bytes | memoryview = b""
-    headers: tuple[tuple[str, str], ...] = ()
-
-
-@dataclass
-class Stored:
+class Stored(NamedTuple):
     body: bytes
     etag: str
     modified: float
 
 
-@dataclass
-class Distance:
-    """How long a request takes besides what the server needs for it."""
+class Traffic(NamedTuple):
+    """What a stub was asked for in a time."""
 
-    seconds: float = 0.0
-    jitter: float = 0.0  # of each way, as a share of its time: 0.5 is half as much to half as much again
+    #: Requests of each kind; of what is stored the new objects, and bytes that were received and sent.
+    counts: Counter[str]
+    #: When each request was under way, in seconds from any moment on, if the stub was far away.
+    seen: list[tuple[float, float]]
 
-    def way(self) -> float:
-        """Return how long one way takes."""
-        return self.seconds / 2 * random.uniform(1 - self.jitter, 1 + self.jitter)
+    @property
+    def requests(self) -> int:
+        return sum(count for kind, count in self.counts.items() if kind not in ("received", "sent", "objects"))
 
-
-class Seen(NamedTuple):
-    """When a request was under way, in seconds from any moment on."""
-
-    began: float
-    ended: float
+    def under_way(self, samples: int) -> list[float]:
+        """Return how many were under way, on average in each of so many parts of the time from first to last."""
+        found = [0.0] * samples
+        if not self.seen:
+            return found
+        first = min(began for began, _ in self.seen)
+        step = (max(ended for _, ended in self.seen) - first) / samples
+        for began, ended in (((began - first) / step, (ended - first) / step) for began, ended in self.seen):
+            for sample in range(int(began), min(int(ended) + 1, samples)):
+                found[sample] += min(ended, sample + 1) - max(began, sample)
+        return found
 
 
 class Stub:
@@ -78,121 +69,77 @@ class Stub:
         self.objects: dict[str, Stored] = {}
         self.names: list[str] = []  # of the objects, ascending
         self.uploads: dict[str, dict[int, bytes]] = {}
-        self.distance = Distance()
-        self.counts: Counter[str] = Counter()
-        self.seen: list[Seen] = []
+        self.seconds = 0.0  # that a request takes besides what the server needs for it
+        self.jitter = 0.0  # of each way, as a share of its time: 0.5 is half as much to half as much again
+        self.traffic = Traffic(Counter(), [])
         self._etags = itertools.count(1)
 
-    def answer(self, request: Request) -> Answer:
-        bucket, _, key = request.path.lstrip("/").partition("/")
+    async def serve(self, request: web.Request) -> web.Response:
+        began = time.monotonic()
+        bucket, _, key = request.match_info["path"].partition("/")
         if bucket == "-":
-            return self._control(key, request)
-        self.counts[_kind(key, request)] += 1
-        self.counts["received"] += len(request.body)
-        answer = self._answer(key, request)
-        self.counts["sent"] += len(answer.body)
+            told, self.traffic = self.traffic, Traffic(Counter(), [])
+            self.seconds, self.jitter = float(request.query["seconds"]), float(request.query["jitter"])
+            return web.json_response(told)
+        body = await request.read()
+        await asyncio.sleep(self.way())
+        answer = self.answer(request.method, key, body, request.query, request.headers)
+        await asyncio.sleep(self.way())
+        await answer.prepare(request)
+        await answer.write_eof()
+        if self.seconds:
+            self.traffic.seen.append((began, time.monotonic()))
         return answer
 
-    def _answer(self, key: str, request: Request) -> Answer:
-        if not key:
-            return self._bucket(request)
-        handlers = {"GET": self._get, "HEAD": self._get, "PUT": self._put, "DELETE": self._delete, "POST": self._upload}
-        return handlers[request.method](key, request)
+    def way(self) -> float:
+        """Return how long one way takes."""
+        return self.seconds / 2 * random.uniform(1 - self.jitter, 1 + self.jitter)
 
-    def _control(self, what: str, request: Request) -> Answer:
-        if what == "distance":
-            self.distance = Distance(**{name: float(value) for name, value in request.query.items()})
-        if what == "seen":
-            seen, self.seen = self.seen, []
-            return Answer(200, json.dumps(seen).encode())
-        counts, self.counts = self.counts, Counter()
-        return Answer(200, json.dumps(counts).encode())
+    def answer(
+        self, method: str, key: str, body: bytes, query: Mapping[str, str], headers: Mapping[str, str]
+    ) -> web.Response:
+        counts = self.traffic.counts
+        counts[_kind(method, key, headers)] += 1
+        counts["received"] += len(body)
+        answer = self._object(method, key, body, query, headers) if key else self._bucket(method, body, query)
+        if isinstance(answer.body, bytes | memoryview):
+            counts["sent"] += len(answer.body)
+            answer.headers["Content-Length"] = f"{len(answer.body)}"
+        return answer
 
-    def _bucket(self, request: Request) -> Answer:
-        if request.method == "POST" and "delete" in request.query:
-            keys = [unescape(part.partition("</Key>")[0]) for part in request.body.decode().split("<Key>")[1:]]
-            for key in keys:
-                self._remove(key)
-            deleted = "".join(f"<Deleted><Key>{escape(key)}</Key></Deleted>" for key in keys)
-            return _xml(f"<DeleteResult>{deleted}</DeleteResult>")
-        if request.method != "GET" or "list-type" not in request.query:
-            return Answer(200 if request.method in ("HEAD", "PUT") else 404)
-        return self._list(request.query)
-
-    def _list(self, query: dict[str, str]) -> Answer:
-        prefix, delimiter = query.get("prefix", ""), query.get("delimiter", "")
-        after = max(query.get("start-after", ""), query.get("continuation-token", ""))
-        most = int(query.get("max-keys", "1000"))
-        entries: dict[str, str] = {}
-        at = max(bisect_left(self.names, prefix), bisect_right(self.names, after))
-        while len(entries) <= most and at < len(self.names) and (key := self.names[at]).startswith(prefix):
-            folder, found, _ = key[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
-            if found:
-                name = escape(prefix + folder + delimiter)
-                entries[name] = f"<CommonPrefixes><Prefix>{name}</Prefix></CommonPrefixes>"
-                at = bisect_left(self.names, f"{prefix}{folder}{delimiter}\U0010ffff", at)
-                continue
-            stored = self.objects[key]
-            modified = _iso(stored.modified)
-            entries[key] = (
-                f"<Contents><Key>{escape(key)}</Key><LastModified>{modified}</LastModified>"
-                f"<ETag>{escape(stored.etag)}</ETag><Size>{len(stored.body)}</Size>"
-                "<StorageClass>STANDARD</StorageClass></Contents>"
-            )
-            at += 1
-        names = list(entries)[:most]
-        more = len(entries) > most
-        token = f"{names[-1]}\U0010fffd" if more and names[-1] not in self.objects else names[-1] if more else ""
-        next_one = f"<NextContinuationToken>{escape(token)}</NextContinuationToken>" if more else ""
-        return _xml(
-            f"<ListBucketResult><Name>{BUCKET}</Name><Prefix>{escape(prefix)}</Prefix><KeyCount>{len(names)}</KeyCount>"
-            f"<MaxKeys>{most}</MaxKeys><IsTruncated>{str(more).lower()}</IsTruncated>{next_one}"
-            f"{''.join(entries[name] for name in names)}</ListBucketResult>"
-        )
-
-    def _get(self, key: str, request: Request) -> Answer:
-        stored = self.objects.get(key)
-        if stored is None:
-            return _error(404, "NoSuchKey")
-        headers = (
-            ("ETag", stored.etag),
-            ("Last-Modified", formatdate(stored.modified, usegmt=True)),
-            ("Accept-Ranges", "bytes"),
-        )
-        wanted = request.headers.get("range", "")
-        if not wanted.startswith("bytes="):
-            return Answer(200, stored.body, headers)
-        size = len(stored.body)
-        first, _, last = wanted.removeprefix("bytes=").partition("-")
-        start = int(first) if first else max(size - int(last), 0)
-        end = min(int(last), size - 1) if first and last else size - 1
-        if start >= size:
-            return _error(416, "InvalidRange")
-        return Answer(
-            206, memoryview(stored.body)[start : end + 1], (*headers, ("Content-Range", f"bytes {start}-{end}/{size}"))
-        )
-
-    def _put(self, key: str, request: Request) -> Answer:
-        body = _unchunked(request)
-        if "uploadId" in request.query:
-            self.uploads[request.query["uploadId"]][int(request.query["partNumber"])] = body
-            return Answer(200, b"", (("ETag", self._etag()),))
+    def _object(
+        self, method: str, key: str, body: bytes, query: Mapping[str, str], headers: Mapping[str, str]
+    ) -> web.Response:
         there = self.objects.get(key)
-        if_match = request.headers.get("if-match")
-        if ("if-none-match" in request.headers and there is not None) or (
-            if_match is not None and (there is None or there.etag.strip('"') != if_match.strip('"'))
-        ):
-            return _error(412, "PreconditionFailed")
-        etag = self._store(key, body)
-        return Answer(200, b"", (("ETag", etag),))
+        if method == "PUT" and "uploadId" in query:
+            self.uploads[query["uploadId"]][int(query["partNumber"])] = _unchunked(body, headers)
+            return web.Response(headers={"ETag": self._etag()})
+        if method == "POST" and "uploads" in query:
+            number = uuid.uuid4().hex
+            self.uploads[number] = {}
+            return _xml(f"<InitiateMultipartUploadResult><UploadId>{number}</UploadId></InitiateMultipartUploadResult>")
+        if method in ("PUT", "POST"):
+            expected = headers.get("If-Match", there.etag if there else "").strip('"')
+            if ("If-None-Match" in headers and there) or expected != (there.etag.strip('"') if there else ""):
+                return _error(412, "PreconditionFailed")
+        if method == "PUT":
+            return web.Response(headers={"ETag": self._store(key, _unchunked(body, headers))})
+        if method == "POST":
+            parts = self.uploads.pop(query["uploadId"])
+            etag = self._store(key, b"".join(parts[number] for number in sorted(parts)))
+            found = f"<Key>{escape(key)}</Key><ETag>{escape(etag)}</ETag>"
+            return _xml(f"<CompleteMultipartUploadResult>{found}</CompleteMultipartUploadResult>")
+        if method == "DELETE":
+            self._remove(key)
+            return web.Response(status=204)
+        return _error(404, "NoSuchKey") if there is None else _read(there, headers.get("Range", ""))
 
     def _store(self, key: str, body: bytes) -> str:
-        etag = self._etag()
         if key not in self.objects:
             insort(self.names, key)
-            self.counts["objects"] += 1
-        self.objects[key] = Stored(body, etag, time.time())
-        return etag
+            self.traffic.counts["objects"] += 1
+        self.objects[key] = Stored(body, self._etag(), time.time())
+        return self.objects[key].etag
 
     def _etag(self) -> str:
         return f'"{next(self._etags):032x}"'
@@ -201,131 +148,109 @@ class Stub:
         if self.objects.pop(key, None) is not None:
             del self.names[bisect_left(self.names, key)]
 
-    def _delete(self, key: str, request: Request) -> Answer:
-        self._remove(key)
-        return Answer(204)
+    def _bucket(self, method: str, body: bytes, query: Mapping[str, str]) -> web.Response:
+        if method == "POST" and "delete" in query:
+            keys = [unescape(part.partition("</Key>")[0]) for part in body.decode().split("<Key>")[1:]]
+            for key in keys:
+                self._remove(key)
+            deleted = "".join(f"<Deleted><Key>{escape(key)}</Key></Deleted>" for key in keys)
+            return _xml(f"<DeleteResult>{deleted}</DeleteResult>")
+        if method != "GET" or "list-type" not in query:
+            return web.Response(status=200 if method in ("HEAD", "PUT") else 404)
+        return self._list(query)
 
-    def _upload(self, key: str, request: Request) -> Answer:
-        if "uploads" in request.query:
-            number = uuid.uuid4().hex
-            self.uploads[number] = {}
-            return _xml(f"<InitiateMultipartUploadResult><UploadId>{number}</UploadId></InitiateMultipartUploadResult>")
-        if "if-none-match" in request.headers and key in self.objects:
-            return _error(412, "PreconditionFailed")
-        parts = self.uploads.pop(request.query["uploadId"])
-        etag = self._store(key, b"".join(parts[number] for number in sorted(parts)))
-        found = f"<Key>{escape(key)}</Key><ETag>{escape(etag)}</ETag>"
-        return _xml(f"<CompleteMultipartUploadResult>{found}</CompleteMultipartUploadResult>")
+    def _list(self, query: Mapping[str, str]) -> web.Response:
+        prefix, delimiter, most = query.get("prefix", ""), query.get("delimiter", ""), int(query.get("max-keys", 1000))
+        token = query.get("continuation-token", "")  # the last name of the page before: of a folder or an object
+        first = max(bisect_left(self.names, max(prefix, token)), bisect_right(self.names, query.get("start-after", "")))
+        entries: dict[str, str] = {}
+        for at in range(first, len(self.names)):
+            key = self.names[at]
+            if len(entries) > most or not key.startswith(prefix):
+                break
+            folder, is_below, _ = key[len(prefix) :].partition(delimiter) if delimiter else ("", "", "")
+            name = prefix + folder + delimiter if is_below else key
+            if name <= token or name in entries:
+                continue
+            if is_below:
+                entries[name] = f"<CommonPrefixes><Prefix>{escape(name)}</Prefix></CommonPrefixes>"
+                continue
+            stored = self.objects[key]
+            modified = datetime.fromtimestamp(stored.modified, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+            entries[name] = (
+                f"<Contents><Key>{escape(key)}</Key><LastModified>{modified}</LastModified>"
+                f"<ETag>{escape(stored.etag)}</ETag><Size>{len(stored.body)}</Size>"
+                "<StorageClass>STANDARD</StorageClass></Contents>"
+            )
+        more, names = len(entries) > most, list(entries)[:most]
+        next_one = f"<NextContinuationToken>{escape(names[-1])}</NextContinuationToken>" if more else ""
+        return _xml(
+            f"<ListBucketResult><Name>{BUCKET}</Name><Prefix>{escape(prefix)}</Prefix><KeyCount>{len(names)}</KeyCount>"
+            f"<MaxKeys>{most}</MaxKeys><IsTruncated>{str(more).lower()}</IsTruncated>{next_one}"
+            f"{''.join(entries[name] for name in names)}</ListBucketResult>"
+        )
 
 
-def _kind(key: str, request: Request) -> str:
+def _read(stored: Stored, wanted: str) -> web.Response:
+    headers = {"ETag": stored.etag, "Last-Modified": formatdate(stored.modified, usegmt=True), "Accept-Ranges": "bytes"}
+    if not wanted.startswith("bytes="):
+        return web.Response(body=stored.body, headers=headers)
+    size = len(stored.body)
+    first, _, last = wanted.removeprefix("bytes=").partition("-")
+    start = int(first) if first else max(size - int(last), 0)
+    end = min(int(last), size - 1) if first and last else size - 1
+    if start >= size:
+        return _error(416, "InvalidRange")
+    headers["Content-Range"] = f"bytes {start}-{end}/{size}"
+    return web.Response(status=206, body=stored.body[start : end + 1], headers=headers)
+
+
+def _kind(method: str, key: str, headers: Mapping[str, str]) -> str:
     if not key:
-        return "list" if request.method == "GET" else "delete" if request.method == "POST" else "bucket"
-    if request.method == "PUT" and "if-none-match" in request.headers:
+        return {"GET": "list", "POST": "delete"}.get(method, "bucket")
+    if method == "PUT" and "If-None-Match" in headers:
         return "create"
-    return {"POST": "upload"}.get(request.method, request.method.lower())
+    return {"POST": "upload"}.get(method, method.lower())
 
 
-def _iso(seconds: float) -> str:
-    return datetime.fromtimestamp(seconds, UTC).strftime("%Y-%m-%dT%H:%M:%S.000Z")
+def _xml(body: str, status: int = 200) -> web.Response:
+    text = f'<?xml version="1.0" encoding="UTF-8"?>\n{body}'
+    return web.Response(body=text.encode(), content_type="application/xml", status=status)
 
 
-def _xml(body: str) -> Answer:
-    return Answer(
-        200, f'<?xml version="1.0" encoding="UTF-8"?>\n{body}'.encode(), (("Content-Type", "application/xml"),)
-    )
+def _error(status: int, code: str) -> web.Response:
+    return _xml(f"<Error><Code>{code}</Code><Message>{code}</Message></Error>", status)
 
 
-def _error(status: int, code: str) -> Answer:
-    return _xml(f"<Error><Code>{code}</Code><Message>{code}</Message></Error>")._replace(status=status)
-
-
-def _unchunked(request: Request) -> bytes:
+def _unchunked(body: bytes, headers: Mapping[str, str]) -> bytes:
     """Return the body without the sizes and signatures that Amazon's clients put between its pieces."""
-    if "x-amz-decoded-content-length" not in request.headers:
-        return request.body
-    found, rest = [], request.body
-    while size := int((line := rest.partition(b"\r\n"))[0].partition(b";")[0], 16):
+    if "x-amz-decoded-content-length" not in headers:
+        return body
+    found = []
+    while size := int((line := body.partition(b"\r\n"))[0].partition(b";")[0], 16):
         found.append(line[2][:size])
-        rest = line[2][size + 2 :]
+        body = line[2][size + 2 :]
     return b"".join(found)
 
 
-# --- HTTP
-
-
-async def _serve(stub: Stub, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-    try:
-        while (read := await _read(reader, writer)) is not None:
-            request, began = read
-            is_far = not request.path.startswith("/-/")
-            if is_far:
-                await asyncio.sleep(stub.distance.way())
-            answer = stub.answer(request)
-            if is_far:
-                await asyncio.sleep(stub.distance.way())
-            headers = {"Content-Length": len(answer.body), "x-amz-request-id": 0, "Date": formatdate(usegmt=True)}
-            headers |= dict(answer.headers)
-            head = "".join(f"{name}: {value}\r\n" for name, value in headers.items())
-            writer.write(f"HTTP/1.1 {answer.status} OK\r\n{head}\r\n".encode())
-            if request.method != "HEAD":
-                writer.write(answer.body)
-            await writer.drain()
-            if is_far and stub.distance.seconds:
-                stub.seen.append(Seen(began, time.monotonic()))
-    except (ConnectionError, asyncio.IncompleteReadError):
-        pass  # a client that has gone away
-    finally:
-        writer.close()
-
-
-async def _read(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> tuple[Request, float] | None:
-    """Return a request, and when its first line was there; None if the client has gone."""
-    try:
-        head = await reader.readuntil(b"\r\n\r\n")
-    except asyncio.IncompleteReadError:
-        return None
-    began = time.monotonic()
-    first, *lines = head.decode("latin-1").split("\r\n")[:-2]
-    method, target, _ = first.split(" ")
-    headers = {name.lower(): value.strip() for name, _, value in (line.partition(":") for line in lines)}
-    if headers.get("expect", "").lower() == "100-continue":
-        writer.write(b"HTTP/1.1 100 Continue\r\n\r\n")
-    body = b""
-    if headers.get("transfer-encoding", "").lower() == "chunked":
-        while size := int((await reader.readline()).partition(b";")[0], 16):
-            body += await reader.readexactly(size)
-            await reader.readline()
-        await reader.readline()
-    elif length := int(headers.get("content-length", "0")):
-        body = await reader.readexactly(length)
-    url = urlsplit(target)
-    query = {name: values[0] for name, values in parse_qs(url.query, keep_blank_values=True).items()}
-    return Request(method, unquote(url.path), query, headers, body), began
-
-
 async def main() -> None:
-    stub = Stub()
-    server = await asyncio.start_server(
-        lambda reader, writer: _serve(stub, reader, writer), "127.0.0.1", 0, limit=16 << 20, backlog=1024
-    )
-    print(server.sockets[0].getsockname()[1], flush=True)
+    application = web.Application(client_max_size=1 << 40)
+    application.router.add_route("*", "/{path:.*}", Stub().serve)
+    runner = web.AppRunner(application, access_log=None)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0, backlog=1024).start()
+    print(runner.addresses[0][1], flush=True)
     await asyncio.to_thread(sys.stdin.read)  # until whoever started it has gone
-    server.close()
-
-
-# --- in a process of its own
 
 
 class S3Stub:
-    """A stub that runs. A context manager; ends it."""
+    """A stub that runs in a process of its own. A context manager; ends it."""
 
     def __init__(self) -> None:
         self._process = subprocess.Popen(
             [sys.executable, "-m", __name__], cwd=_ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE
         )
-        if self._process.stdout is None:
-            raise AssertionError("it was started with a pipe")
+        assert self._process.stdout is not None
         self.port = int(self._process.stdout.readline())
 
     def __enter__(self) -> Self:
@@ -336,46 +261,13 @@ class S3Stub:
         self._process.communicate()
 
 
-def move_away(port: int, seconds: float, *, jitter: float = 0.0) -> None:
-    """Let each request to the stub at a port take so long from now on, as `Distance` has it, and count anew."""
-    _post(port, f"/-/distance?seconds={seconds}&jitter={jitter}")
-
-
-def take_counts(port: int) -> Counter[str]:
-    """Return how many requests of each kind there were since the last time, and how many bytes and new objects."""
-    return Counter(_post(port, "/-/count"))
-
-
-def take_seen(port: int) -> list[Seen]:
-    """Return the requests that were far away, since the last time, in the order of their ends."""
-    return [Seen(*each) for each in _post(port, "/-/seen")]
-
-
-def under_way(seen: Iterable[Seen], samples: int) -> list[float]:
-    """Return how many requests were under way, on average in each of so many parts of the time from first to last."""
-    seen = list(seen)
-    if not seen:
-        return [0.0] * samples
-    began, ended = min(each.began for each in seen), max(each.ended for each in seen)
-    step = (ended - began) / samples
-    found = [0.0] * samples
-    for each in seen:
-        first, last = (each.began - began) / step, (each.ended - began) / step
-        for sample in range(int(first), min(int(last) + 1, samples)):
-            found[sample] += min(last, sample + 1) - max(first, sample)
-    return found
-
-
-def requests_in(counts: Counter[str]) -> int:
-    return counts.total() - counts["received"] - counts["sent"] - counts["objects"]
-
-
-def _post(port: int, path: str) -> Any:
+def move_away(port: int, seconds: float = 0.0, *, jitter: float = 0.0) -> Traffic:
+    """Let each request to the stub at a port take so long from now on; return what there was since the last time."""
     connection = http.client.HTTPConnection("127.0.0.1", port, timeout=60)
-    connection.request("POST", path)
-    found = json.loads(connection.getresponse().read())
+    connection.request("POST", f"/-/?seconds={seconds}&jitter={jitter}")
+    counts, seen = json.loads(connection.getresponse().read())
     connection.close()
-    return found
+    return Traffic(Counter(counts), [(began, ended) for began, ended in seen])
 
 
 if __name__ == "__main__":

@@ -9,14 +9,12 @@ open one and to read a key. It is a miss if they differ, or if opening grows wit
 from __future__ import annotations
 
 import statistics
-from collections.abc import Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import txstore
-from benchmarks.harness import Row, Setting, fill_keys, timed
-from txstore.commit import Stored
+from benchmarks.harness import Row, Setting, fill_keys, seconds_of
 from txstore.format import commitfile
 from txstore.format.commitfile import RunName
 from txstore.segments import compaction
@@ -84,8 +82,8 @@ def _merge(grown: Grown, chosen: object, number: int) -> None:
 
 def measured(repo: txstore.Repository) -> Grown:
     """Add up the runs that the commits have written; a merged run is also in the first commit that lists it."""
-    grown, seen = Grown(), set[tuple[object, ...]]()
-    for stored in reversed(list(_commits(repo))):
+    grown, seen, commits = Grown(), set[tuple[object, ...]](), repo.engine.commits
+    for stored in reversed(list(commits.chain.ancestors(commits.head("main")))):
         own = stored.header.sections[0] if stored.header.sections else None
         for run in stored.header.runs:
             place = run.inside(stored.header.name) if run.pack is None else run
@@ -100,19 +98,10 @@ def measured(repo: txstore.Repository) -> Grown:
     return grown
 
 
-def _commits(repo: txstore.Repository) -> Iterator[Stored]:
-    commits = repo.engine.commits
-    return commits.chain.ancestors(commits.head("main"))
-
-
 def seconds_to_open(path: Path, keys: int) -> float:
     """Return the median time to open a repository anew and to read one key."""
-    samples = []
-    for number in range(_OPENED):
-        with timed() as seconds:
-            txstore.Repository(path).mapping()[f"position/c/{keys * number // _OPENED}"]
-        samples.append(seconds())
-    return statistics.median(samples)
+    names = [f"position/c/{keys * number // _OPENED}" for number in range(_OPENED)]
+    return statistics.median(seconds_of(lambda name=name: txstore.Repository(path).mapping()[name]) for name in names)
 
 
 def keys(setting: Setting) -> list[Row]:
@@ -131,16 +120,10 @@ def keys(setting: Setting) -> list[Row]:
                 opened.append(1e3 * seconds_to_open(path, count))
                 off.append(abs(real.index_bytes / simulated(count, pattern or count).index_bytes - 1))
                 figures.append({**_figures("real", count, pattern, real), "ms to open": opened[-1]})
+    what = "index bytes of real repositories"
     slowest = f"open and read one of up to {max(figure['keys'] for figure in figures if figure['of'] == 'real'):,} keys"
     return [
-        Row(
-            "simulate-keys",
-            "index bytes of real repositories, off the simulated ones",
-            max(off),
-            WITHIN,
-            "",
-            figures=figures,
-        ),
+        Row("simulate-keys", f"{what}, off the simulated ones", max(off), WITHIN, "", figures=figures),
         Row("simulate-keys open", f"{slowest}: the slowest by the fastest", max(opened) / min(opened), GROWTH),
     ]
 
@@ -153,9 +136,10 @@ def _figures(of: str, keys: int, pattern: int, grown: Grown) -> dict[str, Any]:
 
 
 def _header_bytes(grown: Grown) -> int:
-    header = commitfile.Header(*[bytes(16)] * 4, 0, 1, 0, "main")
-    with_runs = commitfile.Header(*[bytes(16)] * 4, 0, 1, 0, "main", runs=tuple(grown.runs))
-    return len(with_runs.encode()) - len(header.encode())
+    def length(*runs: RunName) -> int:
+        return len(commitfile.Header(*[bytes(16)] * 4, 0, 1, 0, "main", runs=runs).encode())
+
+    return length(*grown.runs) - length()
 
 
 CASES = {"simulate-keys": keys}

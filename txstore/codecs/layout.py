@@ -32,11 +32,8 @@ _SHUFFLES = {"noshuffle": 0, "shuffle": 1, "bitshuffle": 2}
 _AUTOMATIC = -1
 
 
-class _Encoded(NamedTuple):
-    """How a chunk lies in its bytes, and what these go through."""
-
-    strides: tuple[int, ...]
-    codecs: Codecs
+#: How a chunk lies in its bytes, by its strides, and what these go through.
+_Encoded = tuple[tuple[int, ...], Codecs]
 
 
 class Layout(NamedTuple):
@@ -114,12 +111,12 @@ def layout_of(metadata: ArrayV2Metadata | ArrayV3Metadata) -> Layout | None:
     elides = _elides(dtype, item)
     if isinstance(metadata, ArrayV2Metadata):
         encoded = _format2(metadata, shape, dtype)
-        return None if encoded is None else Layout(dtype, shape, encoded.strides, None, encoded.codecs, item, elides)
+        return None if encoded is None else Layout(dtype, shape, encoded[0], None, encoded[1], item, elides)
     codecs = _evolved(metadata.codecs, shape, zdtype, metadata.fill_value)
     if len(codecs) == 1 and type(codecs[0]) is ShardingCodec:
         return _sharded(codecs[0], shape, dtype, zdtype, metadata.fill_value, item, elides)
     encoded = _encoded(codecs, shape, dtype)
-    return None if encoded is None else Layout(dtype, shape, encoded.strides, None, encoded.codecs, item, elides)
+    return None if encoded is None else Layout(dtype, shape, encoded[0], None, encoded[1], item, elides)
 
 
 def _zdtype(metadata: ArrayV2Metadata | ArrayV3Metadata) -> Any:
@@ -177,7 +174,7 @@ def _encoded(codecs: list[Any], shape: tuple[int, ...], dtype: np.dtype[Any]) ->
     if not rest or type(rest[0]) is not BytesCodec or not _is_in_order(dtype, rest.pop(0).endian):
         return None
     known = _codecs(rest)
-    return None if known is None else _Encoded(_strides(shape, dtype.itemsize, order), known)
+    return None if known is None else (_strides(shape, dtype.itemsize, order), known)
 
 
 def _is_in_order(dtype: np.dtype[Any], endian: Any) -> bool:
@@ -228,7 +225,7 @@ def _format2(metadata: ArrayV2Metadata, shape: tuple[int, ...], dtype: np.dtype[
     elif compressor is not None:
         return None
     known = _if_available(found)
-    return None if known is None else _Encoded(_strides(shape, dtype.itemsize, order), known)
+    return None if known is None else (_strides(shape, dtype.itemsize, order), known)
 
 
 def _sharded(
@@ -249,6 +246,6 @@ def _sharded(
         return None
     if any(whole % part for whole, part in zip(shape, inner_shape, strict=True)):
         return None
-    inner = inner_shape, encoded.strides, _text(codec.index_location) == "start", len(index) == 2
+    inner = inner_shape, encoded[0], _text(codec.index_location) == "start", len(index) == 2
     strides = _strides(shape, dtype.itemsize, range(len(shape)))
-    return Layout(dtype, shape, strides, inner, encoded.codecs, item, elides)
+    return Layout(dtype, shape, strides, inner, encoded[1], item, elides)

@@ -318,13 +318,6 @@ class GroupCommitHistory(Protocol):
         """Return the first version whose file this process has not seen."""
 
 
-class Proof(Protocol):
-    """Whether the server creates objects exclusively."""
-
-    def confirm(self, stored: Stored) -> None:
-        """Raise `CommitUnknownError` if a new commit may have taken the version of another commit."""
-
-
 class GroupCommits:
     """Makes commits together with those of other committers."""
 
@@ -333,12 +326,15 @@ class GroupCommits:
         line: GroupCommitHistory,
         objects: ObjectStore,
         late_answers: LateAnswers | ObjectStore,
-        proof: Proof,
+        confirm: Callable[[Stored], None],
         is_freed: Callable[[str, int], bool],
     ) -> None:
-        """`is_freed` tells whether a vacuum may have freed a version of a branch."""
+        """`is_freed` tells whether a vacuum may have freed a version of a branch.
+
+        `confirm` raises `CommitUnknownError` if a new commit may have taken the version of another commit.
+        """
         self._line = line
-        self._proof = proof
+        self._confirm = confirm
         self._is_freed = is_freed
         self._objects = objects
         self._late_answers = late_answers
@@ -497,7 +493,7 @@ class GroupCommits:
         """Raise an error if a vacuum has passed a group commit, or if another commit may have had its version."""
         if not self._is_history(mine.header.branch, mine.header.version, look):
             raise FileNotFoundError(f"version {mine.header.version} was freed by a vacuum")
-        self._proof.confirm(mine)
+        self._confirm(mine)
 
     def _follow(self, group_commit: Sequence[GroupCommitMember]) -> set[int]:
         """Write the files of the commits after the leader's; return the versions that then exist."""

@@ -17,7 +17,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -156,8 +156,8 @@ class Derivation:
         # Read here, and computed in other threads, while a few of them are in memory.
         for made in in_advance(operator.call, (prepare() for prepare in work), _THREADS):
             if made is not None:
-                self._chunks.forget(made.key)
-                self._commit.put(made.key, made.value)
+                self._chunks.forget(made[0])
+                self._commit.put(*made)
 
     def _array(self, path: str) -> Cut:
         found = self.after(path)
@@ -262,15 +262,18 @@ class Derivation:
 
     def _chunk(
         self, stage: DerivingStage, inputs: Sequence[Cut], output: Described, grid: Grid, chunk: Chunk, box: Box
-    ) -> Callable[[], Made | None]:
-        """Read what a chunk of the output depends on. Return what computes it, which another thread may do."""
+    ) -> Callable[[], tuple[str, bytes | None] | None]:
+        """Read what a chunk of the output depends on. Return what computes it, which another thread may do.
+
+        That returns the key and its value, None to delete it, or None if the value is as it was.
+        """
         (key,) = grid.keys([chunk])
         stored = self._commit.value(key)
         regions = [_Region(array, cut, stage.needs(box)) for array, cut in inputs]
         self._commit.fetch([each for region in regions for each in region.keys])
         stored_inputs = [[self._commit.value(each) for each in region.keys] for region in regions]
 
-        def compute() -> Made | None:
+        def compute() -> tuple[str, bytes | None] | None:
             codec = ChunkCodec.of(output, key)
             everything = _box_of(grid, chunk)
             present = codec.decode(None if box == everything else stored)
@@ -288,16 +291,9 @@ class Derivation:
             else:
                 present[slices(box, origin)] = stage.compute(blocks, box, codec.dtype)
             made = codec.encode(present)
-            return None if made == (None if stored is None else bytes(stored)) else Made(key, made)
+            return None if made == (None if stored is None else bytes(stored)) else (key, made)
 
         return compute
-
-
-class Made(NamedTuple):
-    """A value of a chunk that is another than before. None deletes the key."""
-
-    key: str
-    value: bytes | None
 
 
 class _Region:

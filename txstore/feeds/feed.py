@@ -348,4 +348,4 @@ def place_since(engine: Engine, branch: str, since: At | None) -> tuple[FeedPlac
     if last is None:
         return BEGINNING, engine.snapshots.of(None)
     pinned = engine.snapshots.of(engine.commits.files.at(branch, last.version))
-    return FeedPlace(last.version, last.id.hex()), pinned
+    return last, pinned

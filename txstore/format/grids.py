@@ -33,7 +33,7 @@ class Grid:
 
     Raises `ValueError`, `TypeError`, `KeyError` or `AttributeError` for a document that can't be understood. What the
     methods raise for a selection: `IndexError` where it is outside of the array, `TypeError` where it is none, and
-    `TooManyChunksError` where more than `MAX_CHUNKS` would have to be counted to tell. What they return may be more,
+    `OverflowError` where more than `MAX_CHUNKS` would have to be counted to tell. What they return may be more,
     and takes no memory before it is iterated over.
     """
 
@@ -153,10 +153,6 @@ class Grid:
         return IndexError(f"{self.path!r} has shape {self.shape}: {reason}")
 
 
-class TooManyChunksError(OverflowError):
-    """A selection may touch more chunks than `MAX_CHUNKS`, the most that are counted one by one."""
-
-
 def _lazy_product(along: Sequence[Sequence[int]]) -> Iterator[Chunk]:
     """Return what `itertools.product` does, which first makes tuples of them all: an axis may have a billion chunks."""
     if sum(map(len, along)) <= MAX_CHUNKS:
@@ -226,7 +222,7 @@ class _Axis:
 
 def _check_countable(number: int) -> None:
     if number > MAX_CHUNKS:
-        raise TooManyChunksError(f"{number} chunks would have to be counted, and at most {MAX_CHUNKS} are")
+        raise OverflowError(f"{number} chunks would have to be counted, and at most {MAX_CHUNKS} are")
 
 
 # --- what documents say

@@ -186,20 +186,20 @@ class Labels:
         if head is not None:
             one = next((span for span in table if span is not None), None)
             is_text = one is not None and isinstance(one.low, str | bytes)
-            TABLES.put(place, SpanTable(head[1], table), sum(map(weight_of, table)) if is_text else len(table))
+            TABLES.put(place, (head[1], table), sum(map(weight_of, table)) if is_text else len(table))
         return table
 
     def _table(self, place: Hashable) -> list[LabelSpan | None]:
         """Return the spans of all chunks at the head, as far as they are known."""
         remembered = TABLES.get(place)
-        keys = None if remembered is None else self._chunks.changed_since(remembered.commit, self._array.path)
+        keys = None if remembered is None else self._chunks.changed_since(remembered[0], self._array.path)
         if remembered is None or keys is None:
             return [None] * self.count
-        table = remembered.spans[: self.count]
+        table = remembered[1][: self.count]
         table += [None] * (self.count - len(table))
         changed = [index for key in keys if (index := self._index_of(key)) is not None]
         # The last chunk may have more labels now.
-        for index in (*changed, len(remembered.spans) - 1):
+        for index in (*changed, len(remembered[1]) - 1):
             if index < self.count:
                 table[index] = None
         return table
@@ -438,13 +438,6 @@ class LabelSpan(NamedTuple):
     has_missing: bool
 
 
-class SpanTable(NamedTuple):
-    """The spans of the chunks of an array at a commit. None: not known, or no labels."""
-
-    commit: CommitName
-    spans: list[LabelSpan | None]
-
-
 class Remembered(Generic[_Kind]):
     """Keeps what was used last, up to a capacity. Safe in threads."""
 
@@ -477,7 +470,8 @@ class Remembered(Generic[_Kind]):
 
 
 VALUES: Remembered[LabelSpan] = Remembered(_VALUES)
-TABLES: Remembered[SpanTable] = Remembered(_IN_TABLES)
+#: The spans of the chunks of an array at a commit. None: not known, or no labels.
+TABLES: Remembered[tuple[CommitName, list[LabelSpan | None]]] = Remembered(_IN_TABLES)
 
 
 def span_of(labels: AnyArray) -> LabelSpan:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from functools import lru_cache, partial
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 from txstore.commit import Stored
 from txstore.errors import CorruptionError, UnsupportedFormatError
@@ -21,17 +21,6 @@ T = TypeVar("T")
 
 #: Decoded headers that are remembered, those of all repositories of a process together, and up to which size, in bytes.
 _REMEMBERED, _REMEMBERED_SIZE = 512, 4096
-
-
-class FileReads(NamedTuple):
-    """How commit files are read from a storage."""
-
-    #: Enough of a file's end to hold the header of all but very large commits: one read instead of two.
-    tail_size: int = 4096
-    #: Commits that are read at once for a reader that goes through all of them.
-    at_once: int = 1
-    #: Where the ends of commit files that were read are kept. None: the system keeps them.
-    kept_in: PackCache | None = None
 
 
 def _decoded(encoded: bytes, footer: Footer) -> tuple[Header, bytes]:
@@ -52,11 +41,26 @@ _remembered = lru_cache(_REMEMBERED)(_decoded)
 class CommitFiles:
     """The commit files of one repository."""
 
-    def __init__(self, storage: Storage, identity: Identity, branches: BranchNames, reads: FileReads) -> None:
+    def __init__(
+        self,
+        storage: Storage,
+        identity: Identity,
+        branches: BranchNames,
+        *,
+        tail_size: int = 4096,
+        at_once: int = 1,
+        kept_in: PackCache | None = None,
+    ) -> None:
+        """Read with these ways:
+
+        tail_size : enough of a file's end to hold the header of all but very large commits: one read instead of two
+        at_once : commits that are read at once for a reader that goes through all of them
+        kept_in : where the ends of commit files that were read are kept. None: the system keeps them
+        """
         self._storage = storage
         self._identity = identity
         self._branches = branches
-        self.tail_size, self.read_at_once, self._kept_in = reads
+        self.tail_size, self.read_at_once, self._kept_in = tail_size, at_once, kept_in
 
     # --- one commit
 

@@ -1,7 +1,7 @@
 """The history of a repository: finds the head of a branch, reads commits, and appends the next one.
 
 How it does so depends on the storage. On a file system, a committer renames a file under the commit lock. In an object
-store, it creates the next version, which succeeds once. `opening` chooses the `Way`.
+store, it creates the next version, which succeeds once. `opening` chooses the way.
 
 A branch is named by its id here, as it is everywhere below the facade: `branch_names` knows the names.
 """
@@ -9,7 +9,6 @@ A branch is named by its id here, as it is everywhere below the facade: `branch_
 from __future__ import annotations
 
 from collections.abc import Callable
-from typing import NamedTuple
 
 from txstore.commit import MAIN, Stored
 from txstore.history.branch_names import BranchNames, OldestKept
@@ -24,16 +23,6 @@ from txstore.history.versions import VersionTaking
 from txstore.storage.interface import Storage
 
 
-class Way(NamedTuple):
-    """How a history finds and makes commits on one kind of storage."""
-
-    heads: Heads
-    versions: VersionTaking
-    head_caches: HeadCaches
-    durability: Durability
-    staged: StagingPlace
-
-
 class Commits:
     """The history of one repository."""
 
@@ -45,7 +34,11 @@ class Commits:
         files: CommitFiles,
         oldest_kept: OldestKept,
         chain: Chain,
-        way: Way,
+        heads: Heads,
+        versions: VersionTaking,
+        head_caches: HeadCaches,
+        durability: Durability,
+        staged: StagingPlace,
     ) -> None:
         self.storage = storage
         self.identity = identity
@@ -53,7 +46,8 @@ class Commits:
         self.files = files
         self.oldest_kept = oldest_kept
         self.chain = chain
-        self.heads, self.versions, self.head_caches, self.durability, self.staged = way
+        self.heads, self.versions, self.head_caches = heads, versions, head_caches
+        self.durability, self.staged = durability, staged
         self.tags = TagNames(storage, identity)
         self.kept = KeptCommits(branches, self.tags, oldest_kept, chain, self.head)
         self._warned_of = 0  # the time of the last commit from the future that a warning named

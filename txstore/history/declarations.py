@@ -36,15 +36,11 @@ V = TypeVar("V")
 MAX_BYTES = 1 << 16
 
 
-class _DeclaredKind(NamedTuple):
-    name: str  # in the plural
-    taken: str  # what another commit has done to them, where they are in conflict
-
-
+#: Of each kind: its name, in the plural, and what another commit has done to them, where they are in conflict.
 _KINDS = (
-    _DeclaredKind("constraints", "another commit declared or dropped these constraints"),
-    _DeclaredKind("views", "another commit declared or dropped these views"),
-    _DeclaredKind("feeds", "another commit has moved these feeds on, or deleted them"),
+    ("constraints", "another commit declared or dropped these constraints"),
+    ("views", "another commit declared or dropped these views"),
+    ("feeds", "another commit has moved these feeds on, or deleted them"),
 )
 
 
@@ -53,14 +49,13 @@ def changed(changes: Declarations, written: Declarations) -> Declarations:
     return Declarations(*map(_changed, _KINDS, changes, written))
 
 
-def _changed(kind: _DeclaredKind, changes: Written, written: Written) -> Written:
+def _changed(kind: tuple[str, str], changes: Written, written: Written) -> Written:
     if not changes:
         return written
     found = {name: each for name, each in {**written, **changes}.items() if each is not None}
     if (length := len(as_text(found))) > MAX_BYTES:
         raise ValueError(
-            f"all {kind.name} together have {length} bytes, and every commit stores them: the limit is {MAX_BYTES} "
-            "bytes"
+            f"all {kind[0]} together have {length} bytes, and every commit stores them: the limit is {MAX_BYTES} bytes"
         )
     return found
 
@@ -75,12 +70,12 @@ def changes_nothing(changes: Declarations, written: Declarations) -> bool:
 
 def check_unmoved(changes: Declarations, base: Declarations, head: Declarations) -> None:
     """Raise `ConflictError` if another commit has changed the same names since the base, and differently."""
-    for kind, mine, old, new in zip(_KINDS, changes, base, head, strict=True):
+    for (_, reason), mine, old, new in zip(_KINDS, changes, base, head, strict=True):
         taken = [
             name for name, each in mine.items() if as_text(old.get(name)) != as_text(new.get(name)) != as_text(each)
         ]
         if taken:
-            raise ConflictError(taken, reason=kind.taken)
+            raise ConflictError(taken, reason=reason)
 
 
 @dataclass(frozen=True, repr=False, eq=False)

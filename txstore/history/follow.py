@@ -13,25 +13,19 @@ import time
 from collections.abc import Callable, Generator
 from contextlib import closing, suppress
 from operator import index
-from typing import NamedTuple, SupportsIndex
+from typing import SupportsIndex
 
 from txstore._native import local
 from txstore.commit import MAIN, Commit, Stored
 from txstore.errors import CommitNotFoundError, CorruptionError, RepositoryNotFoundError, SnapshotExpiredError
 from txstore.format import names
+from txstore.format.cursors import FeedPlace
 from txstore.history.commits import Commits
 from txstore.history.find import At, find_commit
 
 #: Seconds between two looks. Without a watch, the pause doubles from the first to the longest. With a watch, it is
 #: always the longest: a watch may not report some commits, such as those made on another host of a network file system.
 _FIRST_PAUSE, _LONGEST_PAUSE = 0.005, 1.0
-
-
-class Followed(NamedTuple):
-    """The last yielded commit, or the commit after which the follower began."""
-
-    version: int
-    id: bytes
 
 
 def follow(
@@ -57,7 +51,7 @@ def check_timeout(timeout: float | None) -> None:
         raise ValueError(f"timeout={timeout!r}: give seconds, 0 or more, or None to wait without limit")
 
 
-def _beginning(commits: Commits, branch: str, since: At | None) -> Followed | None:
+def _beginning(commits: Commits, branch: str, since: At | None) -> FeedPlace | None:
     """Return the commit after which to begin. None: begin with the branch's first commit."""
     if not commits.identity.exists():
         if since in (None, -1):
@@ -73,7 +67,7 @@ def _beginning(commits: Commits, branch: str, since: At | None) -> Followed | No
             f"version {since}", advice="-1 is before the first commit, and no lower number is possible"
         )
     place = _place(find_commit(commits, since.version if isinstance(since, Commit) else since, branch))
-    asked = since.id if isinstance(since, Commit) else place.id.hex()
+    asked = since.id if isinstance(since, Commit) else place.commit
     there = commits.files.at(branch, place.version)
     if there is None or there.header.id.hex() != asked:  # a name or an id may be that of another branch's commit
         shown = commits.branches.name_of(branch)
@@ -123,7 +117,7 @@ class Follower:
             self._bell.close()
 
 
-def _next(commits: Commits, branch: str, last: Followed | None) -> Stored | None:
+def _next(commits: Commits, branch: str, last: FeedPlace | None) -> Stored | None:
     """Return the commit that follows the last one. None if there is no such commit yet.
 
     If the commit in the next version has another parent, it is an orphan. But if the head is at or above it, the
@@ -137,7 +131,7 @@ def _next(commits: Commits, branch: str, last: Followed | None) -> Stored | None
     if above is not None and _is_given_up(commits, branch, last.version + 1):
         # Below the oldest kept version there may be gaps, and files that are not part of the history.
         raise SnapshotExpiredError(commits.branches.label(branch, last.version + 1))
-    if above is not None and above.header.parent_id == last.id:
+    if above is not None and above.header.parent_id.hex() == last.commit:
         return above
     head = commits.head(branch)
     if head is not None and _place(head) == last:
@@ -146,7 +140,7 @@ def _next(commits: Commits, branch: str, last: Followed | None) -> Stored | None
     if head is None or head.header.version <= last.version:
         raise _replaced(branch, last.version)
     above = _read(commits, branch, last.version + 1)  # another process made it since the first look
-    if above.header.parent_id != last.id:
+    if above.header.parent_id.hex() != last.commit:
         raise _replaced(branch, last.version)
     return above
 
@@ -165,8 +159,8 @@ def _is_given_up(commits: Commits, branch: str, version: int) -> bool:
     return commits.oldest_kept.is_above(commits.branches.owner(branch, version), version)
 
 
-def _place(stored: Stored) -> Followed:
-    return Followed(stored.header.version, stored.header.id)
+def _place(stored: Stored) -> FeedPlace:
+    return FeedPlace(stored.header.version, stored.header.id.hex())
 
 
 def _replaced(branch: str, version: int) -> CorruptionError:

@@ -21,8 +21,8 @@ from txstore.format import names
 from txstore.history.branch_names import BranchNames, DurableVersions, OldestKept
 from txstore.history.carried_commits import CarriedCommits
 from txstore.history.chain import Chain, Told
-from txstore.history.commit_files import CommitFiles, FileReads
-from txstore.history.commits import Commits, Way
+from txstore.history.commit_files import CommitFiles
+from txstore.history.commits import Commits
 from txstore.history.creation_proof import CreationProof
 from txstore.history.decided_group_commits import DecidedCommits, WholeGroups
 from txstore.history.durability import DurableObjects, SyncedFiles
@@ -152,20 +152,16 @@ def open_commits(storage: Storage) -> Commits:
 def _commits_in_files(storage: Storage) -> Commits:
     identity = Identity(storage)
     branches = BranchNames(storage, identity)
-    files = CommitFiles(storage, identity, branches, FileReads())
+    files = CommitFiles(storage, identity, branches)
     oldest_kept = OldestKept(storage, branches)
     chain = Chain(files, oldest_kept, branches, Told(files))
     known, durable = KnownHeads(identity, branches), DurableVersions(branches)
     head_caches = FileHeadCaches(storage, durable)
     versions = RenameUnderLock(storage, files, oldest_kept, known)
-    way = Way(
-        FileHeads(storage, branches, files, oldest_kept, head_caches, durable, known),
-        versions,
-        head_caches,
-        SyncedFiles(storage, identity, branches, files, oldest_kept, chain, durable, head_caches),
-        PacksInStaging(storage, identity),
-    )
-    return Commits(storage, identity, branches, files, oldest_kept, chain, way)
+    heads = FileHeads(storage, branches, files, oldest_kept, head_caches, durable, known)
+    synced = SyncedFiles(storage, identity, branches, files, oldest_kept, chain, durable, head_caches)
+    staged = PacksInStaging(storage, identity)
+    return Commits(storage, identity, branches, files, oldest_kept, chain, heads, versions, head_caches, synced, staged)
 
 
 def _commits_in_objects(storage: RemoteStorage) -> Commits:
@@ -173,7 +169,7 @@ def _commits_in_objects(storage: RemoteStorage) -> Commits:
     head_caches = ObjectHeadCaches(storage)
     identity = IdentityOfObjects(storage, head_caches.expect)
     branches = BranchNames(storage, identity)
-    files = CommitFiles(storage, identity, branches, FileReads(tail_size=TAIL, at_once=128, kept_in=storage.cache))
+    files = CommitFiles(storage, identity, branches, tail_size=TAIL, at_once=128, kept_in=storage.cache)
     oldest_kept = OldestKept(storage, branches)
     carried = CarriedCommits(files, identity, branches, storage.cache)
     chain = Chain(files, oldest_kept, branches, carried)
@@ -181,7 +177,7 @@ def _commits_in_objects(storage: RemoteStorage) -> Commits:
     contention = Contention(listings)
     decided = DecidedCommits(storage, files, listings, known)
     proof = CreationProof(storage, listings, head_caches)
-    group_commits = GroupCommits(decided, storage.objects, storage.late_answers, proof, oldest_kept.is_above)
+    group_commits = GroupCommits(decided, storage.objects, storage.late_answers, proof.confirm, oldest_kept.is_above)
     groups = WholeGroups(storage, files, listings, contention, group_commits)
     heads = ObjectHeads(
         storage,
@@ -215,11 +211,7 @@ def _commits_in_objects(storage: RemoteStorage) -> Commits:
         proof,
         makes_requests=makes_requests,
     )
-    way = Way(
-        heads,
-        versions,
-        head_caches,
-        DurableObjects(identity),
-        PacksInPlace(storage, identity),
+    durable, staged = DurableObjects(identity), PacksInPlace(storage, identity)
+    return Commits(
+        storage, identity, branches, files, oldest_kept, chain, heads, versions, head_caches, durable, staged
     )
-    return Commits(storage, identity, branches, files, oldest_kept, chain, way)

@@ -97,14 +97,6 @@ class Plan(Protocol):
 Follow: TypeAlias = Callable[[Stored], Snapshot]
 
 
-class _Made(NamedTuple):
-    """A commit with its header, on the way to its version."""
-
-    stored: Stored
-    joins: bool  # see `Contents`
-    parent: Snapshot  # this reference keeps it pinned
-
-
 class Publisher:
     """Moves one file below `.staging/`, and the data packs beside it, into a version."""
 
@@ -255,7 +247,7 @@ class Publisher:
                         raise LostPlaceError from error  # the error may come from a parent that will not be made
                 if made is None:
                     return None
-                stored = made.stored
+                stored, joins, _parent = made  # which this reference keeps pinned
 
                 # 2. The next committer has its turn, while this one makes its file durable.
                 if queue is not None:
@@ -269,7 +261,7 @@ class Publisher:
 
                 # 3. The file takes the version, unless another commit has it.
                 try:
-                    stored = self._take_version(stored, joins=made.joins)
+                    stored = self._take_version(stored, joins=joins)
                 except VersionTakenError:
                     if queue is not None:
                         raise LostPlaceError from None
@@ -286,8 +278,11 @@ class Publisher:
             self.commits.durability.settle(stored)
         return stored
 
-    def _make_header(self, plan: Plan, catch_up: Callable[[], Snapshot]) -> _Made | None:
-        """Write the header on top of the commit that `catch_up` finds. None: the plan makes no commit."""
+    def _make_header(self, plan: Plan, catch_up: Callable[[], Snapshot]) -> tuple[Stored, bool, Snapshot] | None:
+        """Write the header on top of the commit that `catch_up` finds. None: the plan makes no commit.
+
+        Return also what `Contents.joins` says, and the parent.
+        """
         self.commits.branches.check_living(self.branch)
         head = catch_up()
         if self.durable:
@@ -297,7 +292,7 @@ class Publisher:
             return None
         if not contents.joins and self.commits.versions.is_crowded(self.branch) and self.writer.set_aside():
             raise LostPlaceError  # with so much to upload, it would lose the version
-        return _Made(self._write_header(head.stored, contents), contents.joins, head)
+        return self._write_header(head.stored, contents), contents.joins, head
 
     def _last_in(self, queue: SyncQueue) -> Stored | None:
         """Return the commit that the last committer in the queue is about to make. None if the queue is empty."""

@@ -114,9 +114,7 @@ class VersionTaking(Protocol):
     def check_not_stopped(self, branch: str) -> None:
         """Raise `OSError` if commits may have taken each other's versions: a repair has to come first."""
 
-
-class Refusals(Protocol):
-    """The reactions of a committer to a refused version."""
+    # --- what a committer does when a version was refused
 
     def read_back(self, header: Header, error: OSError) -> Stored | None:
         """Return the commit in the version. None if it is free."""
@@ -129,7 +127,7 @@ class Refusals(Protocol):
 
 
 @step("take version")
-def put_in_version(storage: Storage, source: str, stored: Stored, refusals: Refusals) -> None:
+def put_in_version(storage: Storage, source: str, stored: Stored, versions: VersionTaking) -> None:
     """Rename a finished file into its version: the moment of commit (I2).
 
     Raises `VersionTakenError` if a foreign commit has the version, `CommitUnknownError` if it can't be told whose
@@ -140,9 +138,9 @@ def put_in_version(storage: Storage, source: str, stored: Stored, refusals: Refu
         storage.rename_noreplace(source, stored.path)
     except OSError as error:
         # I3: "it exists", or any error, is no proof of having lost. Only the version's content is.
-        there = refusals.read_back(header, error)
+        there = versions.read_back(header, error)
         if there is None:
-            refused = refusals.not_taken(header, error)
+            refused = versions.not_taken(header, error)
             try:
                 if refused is error:
                     raise
@@ -152,8 +150,8 @@ def put_in_version(storage: Storage, source: str, stored: Stored, refusals: Refu
         if there.hash != stored.hash:
             if there.has_parent_of(stored):
                 raise VersionTakenError from error
-            refusals.move_aside(there)
-            put_in_version(storage, source, stored, refusals)
+            versions.move_aside(there)
+            put_in_version(storage, source, stored, versions)
 
 
 def read_back(storage: Storage, files: CommitFiles, header: Header, error: OSError) -> Stored | None:

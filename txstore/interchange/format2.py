@@ -83,29 +83,29 @@ def as_format_2(document: Mapping[str, Any]) -> Format2Array:
         raise NoEquivalentError(f"its chunks lie in a grid of kind {grid['name']!r}")
     shape, chunks = document["shape"], grid["configuration"]["chunk_shape"]
     begin, separator = _chunk_keys(document["chunk_key_encoding"])
-    codecs = _codecs(document["codecs"], len(shape))
+    order, before, endian, serializer, compressors = _codecs(document["codecs"], len(shape))
 
     dtype = parse_dtype(document["data_type"], zarr_format=3)
-    if codecs.endian == "big":
+    if endian == "big":
         native = dtype.to_native_dtype()
         if native.names is not None:
             raise NoEquivalentError("it has big-endian records")
         dtype = parse_dtype(native.newbyteorder(">"), zarr_format=3)
     described = dtype.to_json(zarr_format=2)
     object_codec = described["object_codec_id"]
-    if object_codec != codecs.object_codec:
-        raise NoEquivalentError(f"its data type is {document['data_type']!r}, encoded as {codecs.object_codec!r}")
+    if object_codec != serializer:
+        raise NoEquivalentError(f"its data type is {document['data_type']!r}, encoded as {serializer!r}")
     fill_value = dtype.from_json_scalar(document["fill_value"], zarr_format=3)
-    filters = [*codecs.filters, *([{"id": object_codec}] if object_codec else []), *codecs.compressors[:-1]]
+    filters = [*before, *([{"id": object_codec}] if object_codec else []), *compressors[:-1]]
     told = {
         "zarr_format": 2,
         "shape": list(shape),
         "chunks": list(chunks),
         "dtype": described["name"],
         "fill_value": dtype.to_json_scalar(fill_value, zarr_format=2),
-        "order": codecs.order,
+        "order": order,
         "filters": filters or None,
-        "compressor": codecs.compressors[-1] if codecs.compressors else None,
+        "compressor": compressors[-1] if compressors else None,
         "dimension_separator": ".",
     }
     attributes = dict(document.get("attributes", {}))
@@ -142,16 +142,10 @@ def _chunk_keys(encoding: Mapping[str, Any] | str) -> tuple[str, str]:
     raise NoEquivalentError(f"its chunks are named by {name!r}")
 
 
-@dataclass(frozen=True, slots=True)
-class _Codecs:
-    order: str
-    filters: list[dict[str, Any]]  # before the serializer
-    endian: str | None
-    object_codec: str | None
-    compressors: list[dict[str, Any]]  # after it
-
-
-def _codecs(codecs: Sequence[Mapping[str, Any] | str], rank: int) -> _Codecs:
+def _codecs(
+    codecs: Sequence[Mapping[str, Any] | str], rank: int
+) -> tuple[str, list[dict[str, Any]], str | None, str | None, list[dict[str, Any]]]:
+    """Return the order, what comes before the serializer, its byte order or name, and what comes after it."""
     order, endian, object_codec = "C", None, None
     is_serialized = is_transposed = False
     filters: list[dict[str, Any]] = []
@@ -174,7 +168,7 @@ def _codecs(codecs: Sequence[Mapping[str, Any] | str], rank: int) -> _Codecs:
         raise NoEquivalentError(f"it is encoded by {_named(codecs[-1])[0]!r}")
     if filters and (is_transposed or endian == "big"):
         raise NoEquivalentError(f"it is encoded by {filters[0]['id']!r} in another order of axes or bytes")
-    return _Codecs(order, filters, endian, object_codec, compressors)
+    return order, filters, endian, object_codec, compressors
 
 
 def _order(axes: Any, rank: int) -> str:

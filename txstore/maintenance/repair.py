@@ -286,10 +286,10 @@ class _Repairer:
         if name in stored.header.compaction_outputs:
             if damaged & {"head", "frame"}:
                 length = next(run.length for run in stored.header.runs if run.pack == name)
-                parts.append(Correction(0, packfile.encode_compaction_output(name.id, identity, length)))
+                parts.append((0, packfile.encode_compaction_output(name.id, identity, length)))
         elif "head" in damaged:
             number = packfile.number_of(stored.header.id, name.id)
-            parts.append(Correction(0, packfile.encode_head(name.id, identity, number)))
+            parts.append((0, packfile.encode_head(name.id, identity, number)))
         paddings = {fault.offset for fault in faults if fault.part == "padding"}
 
         def is_better(path: str) -> bool:
@@ -303,7 +303,7 @@ class _Repairer:
                 parts += _frame_starts(window, end)
             for start, stop in _paddings(window, stored, end) if paddings else ():
                 if start in paddings:
-                    parts.append(Correction(start, bytes(stop - start)))
+                    parts.append((start, bytes(stop - start)))
             if parts:
                 size = self.storage.read_tail(name.path, 0)[1]
                 self._files.rewrite(name.path, parts, size, is_better, "heads, padding or frame headers restored")
@@ -335,14 +335,14 @@ class _Repairer:
                     self._files.write_small(file.path, content.ljust(length, b"\0"), "compaction output made anew")
                 else:
                     action = f"{'own' if is_own else 'merged'} run rebuilt in its place"
-                    self._files.rewrite(file.path, [Correction(run.offset, section)], length, is_whole, action)
+                    self._files.rewrite(file.path, [(run.offset, section)], length, is_whole, action)
 
     def _repair_carried(self, commits: Commits, stored: Stored, faults: list[Fault]) -> None:
         for section in stored.header.sections:
             if any(fault.part == "carried" and fault.offset == section.offset for fault in faults):
                 content = _carried_headers(commits, stored, section.length)
                 if content is not None:
-                    size, parts = stored.footer.file_length, [Correction(section.offset, content)]
+                    size, parts = stored.footer.file_length, [(section.offset, content)]
                     with suppress(TxStoreError, OSError, ValueError):
                         self._files.rewrite(stored.path, parts, size, lambda _: True, "carried headers restored")
 
@@ -579,7 +579,7 @@ def _frame_starts(window: Window, end: int) -> Iterator[Correction]:
             found = _mended(bytes(window.at(start, min(_SEARCHED_OF_FRAME, stop - start))), decode)
             if found is None:
                 break
-            yield Correction(start, found[0])
+            yield (start, found[0])
             start, sequence = found[1], sequence + 1
         sequence = sequence if whole is None else whole.sequence + 1
 
@@ -626,7 +626,7 @@ def _whole_end(
             encoded, header = found
             length = begin + end + commitfile.FOOTER_SIZE
             footer = Footer(len(encoded), begin + start, length, header.id, crc32c(encoded))
-            return Correction(begin + start, encoded + footer.encode()), length
+            return (begin + start, encoded + footer.encode()), length
     return None
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Callable
-from typing import NamedTuple
 
 from txstore.format import names
 from txstore.maintenance.check_file import Window
@@ -16,11 +15,8 @@ from txstore.storage.interface import StagedFile, Storage, written_aside
 _COPIED = 1 << 20
 
 
-class Correction(NamedTuple):
-    """The right bytes for an offset of a file."""
-
-    offset: int
-    content: bytes
+#: The right bytes for an offset of a file.
+Correction = tuple[int, bytes]
 
 
 class Replacer:
@@ -40,15 +36,15 @@ class Replacer:
 
         Raises `ValueError` if the copy is no better, or a part lies beyond it.
         """
-        if any(part.offset + len(part.content) > length for part in parts):
+        if any(offset + len(content) > length for offset, content in parts):
             raise ValueError(f"a part to repair lies beyond the end of {path}")
 
         def write(temporary: str, file: StagedFile) -> None:
             window = Window(self.storage, path)
             for offset in range(0, length, _COPIED):
                 file.write(offset, [bytes(window.at(offset, min(_COPIED, length - offset)))])
-            for part in parts:
-                file.write(part.offset, [part.content])
+            for offset, content in parts:
+                file.write(offset, [content])
             file.truncate(length)
             file.sync()
             if not is_better(temporary):

@@ -68,10 +68,6 @@ _FEW = 16 << 20
 _WORKERS = 2
 
 
-class _ErasedError(TxStoreError):
-    """An erasure has met the job, which begins anew. Internal."""
-
-
 class _OtherGridError(Exception):
     """Leaves the transaction's block, and is not tried again. Internal."""
 
@@ -321,7 +317,7 @@ class RechunkJob:
     def _check_erasures(self) -> None:
         """Look before each commit: what was read before an erasure must not be committed after it."""
         if self._has_met_erasure():
-            raise _ErasedError(f"an erasure has met the rechunk of {self._path!r}")
+            raise TxStoreError(f"an erasure has met the rechunk of {self._path!r}")
 
     def _set_up(self, metadata: Any, planned: CopyPlan, state: _JobState) -> None:
         """Make the new array on the branch, without any chunk."""

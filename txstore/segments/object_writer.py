@@ -17,7 +17,7 @@ from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, wait
 from functools import partial
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 import numpy as np
 
@@ -69,7 +69,8 @@ class ObjectWriter:
         self._participant = participant
         self._repository_id = repository_id
         self._own_file = PackWriter(storage, self.path, self.id, repository_id, participant=participant)
-        self._aside: _Aside | None = None
+        #: What was in the commit's own file: still in memory, for this process to read, and in the nth of its packs.
+        self._aside: tuple[PackWriter, int] | None = None
         self._packs: list[_Pack] = []  # number n at n - 1; the last one may be filling
         self._is_filling = False
         self._lease: Lease | None = None
@@ -95,7 +96,7 @@ class ObjectWriter:
     @property
     def aside(self) -> int:
         """The number of the pack that has what was staged in the commit's own file; 0: that file has it."""
-        return 0 if self._aside is None else packfile.pack_number(0, self._aside.nth)
+        return 0 if self._aside is None else packfile.pack_number(0, self._aside[1])
 
     def set_aside(self) -> bool:
         """Let a pack have the values that the commit's own file holds, if they are many; return whether one has now.
@@ -113,7 +114,7 @@ class ObjectWriter:
             self._packs.append(
                 _Pack(self._transaction, packfile.pack_number(0, nth), self._repository_id, nth, 0, frames)
             )
-            self._aside, self._is_filling = _Aside(own, nth), False
+            self._aside, self._is_filling = (own, nth), False
             self._storage.staged.forget(self.path)
             self._own_file = PackWriter(self._storage, self.path, self.id, self._repository_id)
         return True
@@ -257,7 +258,7 @@ class ObjectWriter:
         """Return a value that was appended here. Raises `CorruptionError` if it is no longer what was written."""
         number, offset = packfile.split_offset(staged.offset)
         if not number:
-            return (self._own_file if self._aside is None else self._aside.values).read(staged)
+            return (self._own_file if self._aside is None else self._aside[0]).read(staged)
         pack = self._packs[number - 1]
         value = pack.value(offset)
         if value is None:  # it is uploaded
@@ -347,13 +348,6 @@ class _DocumentCopies:
 
     def at(self, offset: int) -> bytes | None:
         return self._copies.get(offset)
-
-
-class _Aside(NamedTuple):
-    """What was in the commit's own file: still in memory, for this process to read, and in the nth of its packs."""
-
-    values: PackWriter
-    nth: int
 
 
 class _PackUploads:

@@ -190,11 +190,6 @@ def _kind_of(key: str) -> bytes:
     return JSON if key.endswith((".json", ".zarray", ".zgroup", ".zattrs")) else BYTES
 
 
-class _ReadDocument(NamedTuple):
-    snapshot: weakref.ref[Snapshot]
-    document: tuple[bytes, bytes] | None
-
-
 class _Consolidated:
     """Group documents that contain the documents of all nodes below: HTTP can't list. Safe in threads.
 
@@ -203,7 +198,9 @@ class _Consolidated:
 
     def __init__(self) -> None:
         self._lock = processes.new_lock()
-        self._kept: OrderedDict[tuple[str, str, str], _ReadDocument] = OrderedDict()
+        #: By commit, path and name: the snapshot that it was read from, and the document.
+        self._kept: OrderedDict[tuple[str, str, str], tuple[weakref.ref[Snapshot], tuple[bytes, bytes] | None]]
+        self._kept = OrderedDict()
         self._size = 0
 
     def get(self, snapshot: Snapshot, path: str, name: str) -> tuple[bytes, bytes] | None:
@@ -212,17 +209,17 @@ class _Consolidated:
         place = commit_id, path, name
         with self._lock:
             kept = self._kept.get(place)
-            if kept is not None and kept.snapshot() is snapshot:
+            if kept is not None and kept[0]() is snapshot:
                 self._kept.move_to_end(place)
-                return kept.document
+                return kept[1]
         made = consolidate(documents_of(snapshot, path)).get(name)
         document = None if made is None else (made, f'"{hashlib.sha256(made).hexdigest()[:32]}"'.encode())
         with self._lock:
             replaced = self._kept.pop(place, None)
-            self._kept[place] = _ReadDocument(weakref.ref(snapshot), document)
-            self._size += _size(document) - (0 if replaced is None else _size(replaced.document))
+            self._kept[place] = weakref.ref(snapshot), document
+            self._size += _size(document) - (0 if replaced is None else _size(replaced[1]))
             while self._size > _DOCUMENTS:
-                self._size -= _size(self._kept.popitem(last=False)[1].document)
+                self._size -= _size(self._kept.popitem(last=False)[1][1])
         return document
 
 

@@ -10,19 +10,13 @@ import heapq
 from collections import defaultdict
 from collections.abc import Sequence
 from datetime import datetime
-from typing import Any, NamedTuple
+from typing import Any
 
 from txstore.storage.objects.async_backend import PagedBackend
 from txstore.storage.objects.backend import Object, Version, VersionsTold
 from txstore.storage.objects.errors import chain, facts_of
 
 MOST_DELETED = 1000  # objects in one request
-
-
-class _Told(NamedTuple):
-    is_latest: bool
-    modified: datetime
-    version: Version
 
 
 def is_version(version: str | None) -> bool:
@@ -124,13 +118,15 @@ class S3Backend(PagedBackend):
 
     async def _list_versions(self, directory: str) -> Sequence[Version]:
         prefix, where = self._directory(directory), dict[str, str]()
-        found = defaultdict[str, dict[str, list[_Told]]](lambda: {"DeleteMarkers": [], "Versions": []})
+        found = defaultdict[str, dict[str, list[tuple[bool, datetime, Version]]]](
+            lambda: {"DeleteMarkers": [], "Versions": []}
+        )
         while True:
             answer = await self._call("list_object_versions", Prefix=prefix, Delimiter="/", **where)
             for kind in ("Versions", "DeleteMarkers"):
                 for each in answer.get(kind, ()):
                     version = Version(each["Key"][len(prefix) :], each["VersionId"], kind == "DeleteMarkers")
-                    found[version.name][kind].append(_Told(each["IsLatest"], each["LastModified"], version))
+                    found[version.name][kind].append((each["IsLatest"], each["LastModified"], version))
             if not answer.get("IsTruncated"):
                 break
             where = {"KeyMarker": answer["NextKeyMarker"]}
@@ -138,9 +134,9 @@ class S3Backend(PagedBackend):
                 where["VersionIdMarker"] = answer["NextVersionIdMarker"]
         # Of one name and kind, the newest is told first, whatever the clocks of a server's machines say.
         return [
-            each.version
+            version
             for kinds in found.values()
-            for each in heapq.merge(*(told[::-1] for told in kinds.values()), key=lambda told: told[:2])
+            for *_, version in heapq.merge(*(told[::-1] for told in kinds.values()), key=lambda told: told[:2])
         ]
 
     async def _get_version(self, path: str, version: str) -> bytes:
