@@ -1,7 +1,7 @@
 // Reads arrays: what is selected of them, or some of its values, is decoded by a worker, which asks for bytes here.
 
-import { IMPOSSIBLE } from "./answers/nodes.js";
-import { valuesOf } from "./api.js";
+import { api } from "./api.js";
+import { IMPOSSIBLE } from "./words.js";
 
 const MANY_CHUNKS = 256; // that are read without being asked for: of more, the page shows some values
 const MANY_BYTES = 16 << 20;
@@ -102,12 +102,12 @@ export async function read(commit, node, given, { signal, progress, everything =
   const steps = isOverview ? stepsOf(node, selection, isGlance ? GLANCE : OVERVIEW) : selection.map(() => 1);
   if (isGlance && (!isOverview || String(steps) === String(stepsOf(node, selection, OVERVIEW)))) return null;
   const question = { document: node.document, chunkShape: node.chunks, selection: selection.map((each, i) => (Array.isArray(each) ? [...each, steps[i]] : each)), most: MOST_BYTES / 8 };
-  const found = await decoded(question, await valuesOf(commit, node.path), signal, progress);
+  const found = await decoded(question, (...wanted) => api.values(commit, node.path, ...wanted), signal, progress);
   return { ...found, step: steps.filter((_, i) => Array.isArray(selection[i])), missingChunks: found.missing.length, isOverview, isGlance };
 }
 
 /** Have a worker read a selection, and hand it the bytes that it asks for. A worker that fails, takes too long, or is not waited for any more is ended. */
-function decoded(question, valueOf, signal, progress) {
+function decoded(question, valuesOf, signal, progress) {
   return new Promise((resolve, reject) => {
     const worker = idle.pop() ?? new Worker(new URL("worker.js", import.meta.url), { type: "module" });
     const reading = new AbortController();
@@ -127,16 +127,11 @@ function decoded(question, valueOf, signal, progress) {
     };
     const handOver = async (wants) => {
       pending += wants.length;
-      const answers = await Promise.all(wants.map(async ([number, key, range]) => {
-        const value = await valueOf(key, range, reading.signal);
-        bytes += value?.length ?? 0;
-        if (bytes > MOST_BYTES) throw new Error(`More than ${MOST_BYTES} bytes would be read: select a part of it.`);
-        return [number, value?.slice()];
-      }));
+      const values = await valuesOf(wants.map(([, ...wanted]) => wanted), MOST_BYTES - bytes, reading.signal);
       pending -= wants.length;
-      if (reading.signal.aborted) return;
+      bytes += values.reduce((sum, each) => sum + (each?.length ?? 0), 0);
       watch();
-      worker.postMessage({ answers }, answers.flatMap(([, value]) => value?.buffer ?? []));
+      worker.postMessage({ answers: values.map((value, i) => [wants[i][0], value]) }, values.flatMap((each) => each?.buffer ?? []));
     };
     worker.onmessage = ({ data }) => {
       watch();

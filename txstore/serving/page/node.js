@@ -1,12 +1,11 @@
 // One group or array: its type, preview, chunks and attributes, and the ways to open it in other programs.
 
-import { IMPOSSIBLE } from "./answers/nodes.js";
 import { api, hasServer, zarrAddress } from "./api.js";
 import { h, icon, replace } from "./dom.js";
 import { drawChunkMap } from "./chunkmap.js";
 import { asker, facts, failure, line, link, notice, pythonRef, pythonRepository, repository, tabs } from "./parts.js";
 import { drawPreview } from "./preview.js";
-import { count, json, lengths, nameOf, plural, quoted, shellWord, size } from "./words.js";
+import { IMPOSSIBLE, count, json, lengths, nameOf, plural, quoted, shellWord, size } from "./words.js";
 
 const MEMBERS = 200;
 

@@ -1,5 +1,6 @@
 // Formats numbers, times, names and lines of Python.
 
+export const IMPOSSIBLE = "Its document has impossible lengths.";
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 const number = new Intl.NumberFormat("en");
 const day = new Intl.DateTimeFormat("en", { day: "numeric", month: "short", year: "numeric" });

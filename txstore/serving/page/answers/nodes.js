@@ -1,7 +1,7 @@
 // Groups and arrays, from the keys of a commit: the members of a group, one node, their bytes, and who has written each chunk.
 
 import { NotFoundError } from "../reader/errors.js";
-import { parse, parseExactly } from "../words.js";
+import { IMPOSSIBLE, parse, parseExactly } from "../words.js";
 
 const COUNTED = 100; // members of a group, before all of its keys are counted
 const DOCUMENTS = ["zarr.json", ".zarray", ".zgroup", ".zattrs"];
@@ -154,7 +154,6 @@ export class Nodes {
   }
 }
 
-export const IMPOSSIBLE = "Its document has impossible lengths.";
 const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
 
 /** A document that is no object says nothing. */
