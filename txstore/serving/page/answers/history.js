@@ -4,10 +4,12 @@ import { follows } from "../reader/commits.js";
 import { NotFoundError } from "../reader/errors.js";
 import { NONE } from "../reader/repository.js";
 import { differing } from "./compare.js";
+import { cut } from "../words.js";
 import { hasKeys } from "./nodes.js";
 
 const SOUGHT = 200; // commits that are looked at for one answer about a path
 const KEPT = 20_000; // commits that are remembered
+const TOLD = 20_000; // characters of what a commit says
 const WALKS = 100; // walks that are remembered
 
 export class History {
@@ -114,10 +116,10 @@ export class History {
   }
 
   told(stored) {
-    const { time, parent, mergedParent, ...commit } = this.repository.commitOf(stored);
+    const { time, parent, mergedParent, author, message, properties, ...commit } = this.repository.commitOf(stored);
     const [keys_set = 0, keys_deleted = 0, prefixes_deleted = 0, bytes_set = 0, arrays = 0] = stored.header.statistics;
     return {
-      ...commit, parents: [parent, mergedParent].filter(Boolean), time: time.toISOString(),
+      ...commit, ...cut({ author, message, properties }, { size: TOLD }), parents: [parent, mergedParent].filter(Boolean), time: time.toISOString(),
       statistics: { keys_set, keys_deleted, prefixes_deleted, bytes_set, arrays }, stored_bytes: bytes_set,
       ...(this.called.get(commit.id) ?? { branches: [], tags: [] }),
     };
