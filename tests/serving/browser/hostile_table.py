@@ -137,7 +137,9 @@ def _large_image(side: int, kind: str) -> Callable[[txstore.Repository], Any]:
 
     def make(repo: txstore.Repository) -> None:
         with repo.transaction("an image") as store:
-            zarr.create_array(store, name="a", shape=(side, side), chunks=(256, 256), dtype=kind, fill_value=3)[:512] = 1
+            zarr.create_array(store, name="a", shape=(side, side), chunks=(256, 256), dtype=kind, fill_value=3)[
+                :512
+            ] = 1
 
     return make
 
@@ -160,8 +162,15 @@ def large() -> list[Row]:
         Row(f"{side} {kind} {view}", _large_image(side, kind), f"tree/main/a{view}")
         for side, kind in images for view in ("", "?view=chunks")
     ]  # fmt: skip
-    rows += [Row(f"{count} groups, {place}", _many(count), place) for count in (20_000,) for place in ("tree/main/", "usage/main", "diff", "history")]
-    rows += [Row(f"1200 commits, {place}", _commits, place) for place in ("history", "tree/main/a", "tree/main/a?view=chunks", "usage/main")]
+    rows += [
+        Row(f"{count} groups, {place}", _many(count), place)
+        for count in (20_000,)
+        for place in ("tree/main/", "usage/main", "diff", "history")
+    ]
+    rows += [
+        Row(f"1200 commits, {place}", _commits, place)
+        for place in ("history", "tree/main/a", "tree/main/a?view=chunks", "usage/main")
+    ]
     return rows
 
 

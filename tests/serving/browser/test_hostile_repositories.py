@@ -52,11 +52,18 @@ def _open(browser: Any, folder: tuple[Path, str], row: Row, number: int, *, meas
     try:
         page.goto(f"{folder[1]}/index.html?repository={folder[1]}/{name}#/{row.place}")
         page.locator(_SEEN).first.wait_for(state="visible")
-        page.wait_for_function("busy => !document.querySelector(busy)", arg=_BUSY.replace(":text-is('Reading …')", "[x]").replace(":text-is('Measuring …')", "[x]"))
+        page.wait_for_function(
+            "busy => !document.querySelector(busy)",
+            arg=_BUSY.replace(":text-is('Reading …')", "[x]").replace(":text-is('Measuring …')", "[x]"),
+        )
         assert page.evaluate("new Promise((resolve) => setTimeout(() => requestAnimationFrame(() => resolve(1)), 300))")
         elements, letters = page.evaluate("[document.querySelectorAll('*').length, document.body.textContent.length]")
         text = page.locator("#main").inner_text()[:300]
-        memory = max(_memory_of(each["id"]) for each in session.send("SystemInfo.getProcessInfo")["processInfo"] if each["type"] == "renderer")
+        memory = max(
+            _memory_of(each["id"])
+            for each in session.send("SystemInfo.getProcessInfo")["processInfo"]
+            if each["type"] == "renderer"
+        )
     finally:
         task = _longest(browser.stop_tracing()) if measured else 0.0
         context.close()
@@ -76,4 +83,11 @@ def _longest(trace: bytes) -> float:
     """Return the longest task of a page's main thread, in milliseconds of a processor: others may keep the machine busy."""
     events = json.loads(trace)["traceEvents"]
     mains = {(each["pid"], each["tid"]) for each in events if each.get("args", {}).get("name") == "CrRendererMain"}
-    return max((each.get("tdur", 0) / 1000 for each in events if (each["pid"], each["tid"]) in mains and each["name"].endswith("RunTask")), default=0.0)
+    return max(
+        (
+            each.get("tdur", 0) / 1000
+            for each in events
+            if (each["pid"], each["tid"]) in mains and each["name"].endswith("RunTask")
+        ),
+        default=0.0,
+    )
