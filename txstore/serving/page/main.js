@@ -1,6 +1,6 @@
 // The shell: chooses the view, follows the repository, handles colours and keys.
 
-import { api, follow } from "./api.js";
+import { api, files, follow } from "./api.js";
 import { h, icon, replace } from "./dom.js";
 import { failure, link, mainBranch, notice, repository } from "./parts.js";
 import { title } from "./words.js";
@@ -170,6 +170,7 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => curr
 addEventListener("hashchange", route);
 drawTheme();
 drawNavigation("history");
+document.getElementById("host").textContent = new URL(files).host;
 VIEWS[parse().name][2]().catch(() => null); // it comes meanwhile; `route` says if it doesn't
 try {
   await refresh();
