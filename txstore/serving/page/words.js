@@ -1,7 +1,7 @@
 // Formats numbers, times, names and lines of Python.
 
 export const IMPOSSIBLE = "Its document has impossible lengths.";
-const MOST_TEXT = 20_000; // characters of one text
+const MOST_TEXT = 10_000; // characters of one text
 const MOST_ENTRIES = 1000; // of one list or object
 const MOST_NESTED = 32;
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
@@ -75,7 +75,7 @@ export const parseExactly = (text) =>
 
 /** As much of a stranger's value as a page shows: some `left.size` characters of it. What is left out is said in its place. */
 export function cut(value, left = { size: 10 * MOST_TEXT }, depth = 0) {
-  left.size -= 1;
+  left.size -= 20; // a line
   if (typeof value === "string") {
     const part = value.slice(0, Math.max(0, Math.min(MOST_TEXT, left.size)));
     left.size -= part.length;

@@ -8,6 +8,7 @@ const MOST_KEYS = 20_000; // that differ
 const MOST_DOCUMENTS = 64 << 20; // characters of all documents of the nodes that differ
 const TOLD = 200; // nodes of which is told how they differ, with as many attributes
 const MOST_TOLD = 1_000_000; // characters of what is told of documents
+const AT_ONCE = 256; // nodes of which the documents are asked for
 const LISTED = 32; // regions, and other keys, of a node
 
 /** Yield the keys below a path whose values differ: {key, before, after}, the two entries. */
@@ -88,14 +89,18 @@ export async function compare(nodes, stores, most, signal) {
     changes.get(path).push(each);
   }
   const found = [];
-  for (const path of [...changes.keys()].sort()) found.push(...changesOf(path, await at(path), changes.get(path)));
+  const paths = [...changes.keys()].sort().slice(0, 2 * most); // some are joined: they were moved
+  for (const [i, path] of paths.entries()) {
+    if (i % AT_ONCE === 0) await Promise.all(paths.slice(i, i + AT_ONCE).map(at));
+    found.push(...changesOf(path, await at(path), changes.get(path)));
+  }
   joinMoves(found);
   const kept = found.filter(({ isGone }) => !isGone).slice(0, most).map(({ places: _, isGone: __, ...each }) => each);
   const left = { size: MOST_TOLD };
   for (const [i, each] of kept.entries())
     for (const what of ["fields", "attributes"]) each[what] = i < TOLD ? each[what].slice(0, TOLD).map((one) => cut(one, left)) : [];
   for (const each of kept.slice(TOLD)) each.regions = each.keys = [];
-  return { bytes_added, bytes_dropped, nodes: kept, truncated: truncated || found.length > most || kept.some((each) => each.truncated) };
+  return { bytes_added, bytes_dropped, nodes: kept, truncated: truncated || changes.size > paths.length || found.length > most || kept.some((each) => each.truncated) };
 }
 
 /** The path of the node that a key belongs to: the array above it, or what is right above. */
@@ -144,8 +149,9 @@ function changesOf(path, [old, now], changes) {
 
 /** A node that was added is a moved one if one that was removed has the same values at the same places in the packs. */
 function joinMoves(found) {
+  const removed = found.filter(({ change }) => change === "removed");
   for (const node of found.filter(({ change }) => change === "added")) {
-    const from = found.filter(({ change, places, isGone }) => change === "removed" && !isGone && places === node.places);
+    const from = removed.filter(({ places, isGone }) => !isGone && places === node.places);
     const nameOf = ({ path }) => path.split("/").at(-1);
     const old = from.find((each) => nameOf(each) === nameOf(node)) ?? from[0];
     if (!old) continue;

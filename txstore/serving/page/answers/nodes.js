@@ -127,6 +127,8 @@ export class Nodes {
     const arrays = new Map();
     let [path, below] = ["", "\0"];
     for await (const page of store.pages("", "", { signal })) {
+      const named = page.map(([key]) => key.slice(0, Math.max(0, key.lastIndexOf("/")))).filter((each, i) => isDocument(page[i][0].slice(each.length).replace("/", "")));
+      await Promise.all(named.map(kindOf)); // which is asked for at once
       for (const [key, { length }] of page) {
         if (!key.startsWith(below)) {
           path = await nodeOf(key);
