@@ -395,6 +395,25 @@ def test_ls_of_an_array(filled: txstore.Repository) -> None:
     assert [node["name"] for node in run_json("ls", filled.url, "storm/position")] == ["storm/position"]
 
 
+@pytest.mark.parametrize("odd", [b"{", b'{"zarr_format": 3, "node_type": "array"}', b"[]", None])
+def test_one_odd_document_hides_no_other_node(filled: txstore.Repository, odd: bytes | None) -> None:
+    with filled.begin() as mapping:
+        mapping["odd/zarr.json"] = odd or b"{" * 99
+    path = Path(filled.url) / "commits" / "main" / f"{filled.head().version:010}"
+    whole = path.read_bytes()
+    if odd is None:  # damage
+        path.write_bytes(whole.replace(b"{" * 99, b"[" * 99))
+    result = run("ls", filled.url)
+    assert result.exit_code == 1
+    assert "storm/position" in result.stdout
+    assert "can't be read" in result.stdout
+    nodes = {node["name"]: node for node in json.loads(run("ls", filled.url, "--json").stdout)}
+    assert nodes["storm/position"]["kind"] == "array"
+    assert nodes["odd"]["kind"] == "unknown"
+    assert nodes["odd"]["fault"]
+    path.write_bytes(whole)
+
+
 @pytest.mark.parametrize("at", ["0", "v1", "id"])
 def test_ls_at_a_commit(filled: txstore.Repository, at: str) -> None:
     at = filled.commit(0).id[:10] if at == "id" else at

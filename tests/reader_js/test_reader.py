@@ -669,16 +669,23 @@ def test_a_page_that_takes_long_to_read(repo: txstore.Repository, tmp_path: Path
         assert node.ask("get", f"{base}/data.tx", at="main", key="a/c/0") == content(repo.mapping())["a/c/0"]
 
 
-def test_a_list_without_end(repo: txstore.Repository, tmp_path: Path, node: Node) -> None:
-    page = "<ListBucketResult><NextContinuationToken>again</NextContinuationToken></ListBucketResult>"
+@pytest.mark.parametrize("token", ["again", "another"])
+def test_a_list_without_end(repo: txstore.Repository, tmp_path: Path, node: Node, token: str) -> None:
+    """Whether its pages lead back to it, or each to one more."""
+    asked = 0
 
     async def lists(request: Request) -> Response:
+        nonlocal asked
+        asked += 1
+        more = token if token == "again" else f"{token}{asked}"
+        page = f"<ListBucketResult><NextContinuationToken>{more}</NextContinuationToken></ListBucketResult>"
         return Response(page if "list-type" in request.query_params else "", status_code=200)
 
     files = Mount("/data.tx", StaticFiles(directory=tmp_path / "data.tx"))
     app = Starlette(routes=[files, Route("/", lists)])
     with running(app) as base, pytest.raises(Refused, match="does not end"):
         node.ask("tags", f"{base}/data.tx")
+    assert asked < 1000
 
 
 # --- beside other programs

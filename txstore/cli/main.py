@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -49,9 +50,9 @@ from txstore.cli.output import (
     reporting_errors,
     tell,
 )
-from txstore.errors import SnapshotExpiredError, TxStoreError
+from txstore.errors import CorruptionError, ErasedError, SnapshotExpiredError, TxStoreError
 from txstore.format.display import readable_size
-from txstore.format.keys import ancestors, is_document
+from txstore.format.keys import ancestors, is_document, node_of_document
 from txstore.format.names import MAIN
 
 if TYPE_CHECKING:
@@ -211,8 +212,10 @@ def ls(
     nodes = list(_nodes(repo, commit, branch, node.strip("/")))
     if as_json:
         print_json(nodes)
-        return
-    print_table(["name~", "shape~", "chunks~", "dtype", "stored>", "size>"], map(_node_row, nodes))
+    else:
+        print_table(["name~", "shape~", "chunks~", "dtype", "stored>", "size>"], map(_node_row, nodes))
+    if any("fault" in each for each in nodes):
+        raise typer.Exit(1)
 
 
 @app.command()
@@ -272,32 +275,33 @@ def _nodes(repo: Repository, commit: Commit | None, branch: str, prefix: str) ->
     import zarr
 
     store = repo.snapshot(commit, branch=branch)
-    snapshot = store.mapping
-    keys = snapshot.keys_below(prefix)
+    nodes: dict[str, Any] = {}
+    failed: Exception | None = None
     try:
-        top = zarr.open(store, path=prefix, mode="r")
-        nodes: dict[str, Any] = {prefix: top}
+        nodes[prefix] = top = zarr.open(store, path=prefix, mode="r")
         if isinstance(top, zarr.Group):
             nodes |= {node.path: node for _, node in top.members(max_depth=None, use_consolidated_for_children=False)}
     except FileNotFoundError as error:
         raise ValueError(f"no array or group exists at {prefix or '/'!r}: --keys lists raw keys") from error
-    except TxStoreError:
-        raise
-    except Exception as error:  # zarr raises many kinds for an invalid document
-        raise ValueError(f"zarr can't read the node at {prefix or '/'!r} ({error!r}): --keys lists raw keys") from error
-    sizes = dict.fromkeys(nodes, 0)
-    chunks = dict.fromkeys(nodes, 0)
-    for key in keys:
-        size = snapshot.size_of(key) or 0
-        for path in ancestors(key):
-            if path in nodes:
-                sizes[path] += size
-                chunks[path] += not is_document(key)
+    except Exception as error:  # zarr raises many kinds for an invalid document, and leaves out others
+        if isinstance(error, TxStoreError) and not isinstance(error, CorruptionError | ErasedError):
+            raise
+        failed = error
+    sizes, chunks, others = _measured(store, prefix, nodes)
+    if others:  # one odd document hides no other node
+        nodes |= _one_by_one(store, others)
+        sizes, chunks, _ = _measured(store, prefix, nodes)
+    if failed and not any(isinstance(node, zarr.Array | zarr.Group) for node in nodes.values()):
+        if isinstance(failed, TxStoreError):
+            raise failed
+        told = f"zarr can't read the node at {prefix or '/'!r} ({failed!r}): --keys lists raw keys"
+        raise ValueError(told) from failed
     for path, node in sorted(nodes.items()):
-        is_array = isinstance(node, zarr.Array)
+        is_array, is_odd = isinstance(node, zarr.Array), isinstance(node, Exception)
         yield {
             "name": path,
-            "kind": "array" if is_array else "group",
+            "kind": "unknown" if is_odd else "array" if is_array else "group",
+            **({"fault": " ".join(str(node).split()) or repr(node)} if is_odd else {}),
             "shape": list(node.shape) if is_array else None,
             "chunks": _chunks(node) if is_array else None,
             "shards": list(node.shards) if is_array and node.shards else None,
@@ -305,6 +309,37 @@ def _nodes(repo: Repository, commit: Commit | None, branch: str, prefix: str) ->
             "chunks_stored": chunks[path] if is_array else None,
             "bytes": sizes[path],
         }
+
+
+def _measured(store: Any, prefix: str, nodes: Mapping[str, Any]) -> tuple[Counter[str], Counter[str], set[str]]:
+    """Return the stored bytes and chunks of each node, and the paths of documents that belong to none of them."""
+    import zarr
+
+    sizes, chunks, others = Counter[str](), Counter[str](), set[str]()
+    for key in store.mapping.keys_below(prefix):
+        size = store.mapping.size_of(key) or 0
+        above = [path for path in ancestors(key) if path in nodes]
+        sizes.update(dict.fromkeys(above, size))
+        if not is_document(key):
+            chunks.update(above)
+        elif node_of_document(key) not in above and not (above and isinstance(nodes[above[0]], zarr.Array)):
+            others.add(node_of_document(key))
+    return sizes, chunks, others
+
+
+def _one_by_one(store: Any, paths: Iterable[str]) -> dict[str, Any]:
+    """Return the nodes at these paths, and of each that can't be read the reason."""
+    import zarr
+
+    nodes: dict[str, Any] = {}
+    for path in paths:
+        try:
+            nodes[path] = zarr.open(store, path=path, mode="r")
+        except FileNotFoundError:
+            continue  # attributes of nothing
+        except Exception as error:  # noqa: BLE001 - zarr raises many kinds; it is told
+            nodes[path] = error
+    return nodes
 
 
 def _chunks(array: Any) -> list[int] | None:
@@ -349,6 +384,8 @@ def _titled(commit: Commit, called: Mapping[str, list[str]]) -> str:
 
 
 def _node_row(node: Mapping[str, Any]) -> tuple[str, ...]:
+    if "fault" in node:
+        return node["name"], f"can't be read: {node['fault']}", "", "", "", readable_size(node["bytes"])
     if node["kind"] == "group":
         return f"{node['name']}/", "", "", "", "", readable_size(node["bytes"])
     chunks = "varying" if node["chunks"] is None else _lengths(node["chunks"])

@@ -31,8 +31,8 @@ export const MAX_SMALL = 4 << 20; // no small file is longer
 const MAX_RANGE = 1 << 30; // no more is read of a file at once, whatever a header or an entry declares
 const MAX_WHOLE = 256 << 20; // no more is read of a file that a server sends whole, as it knows no ranges
 const MAX_LIST = 64 << 20; // no page of a list is longer
-const MAX_PAGES = 10_000; // no list has more, nor more names
-const MAX_NAMES = 10_000_000;
+const FEW = 100; // pages of a list, and names of one: longer lists have more on each page
+const MAX_NAMES = 4_000_000;
 export const MAX_TAGS = 10_000; // files of which the version is remembered
 export const FORMAT = "format.json";
 const FIRST_PAUSE = 100;
@@ -238,7 +238,7 @@ export class HttpSource {
       const token = /<NextContinuationToken>([^<]*)</.exec(text)?.[1];
       if (!token) return names;
       const next = `&continuation-token=${encodeURIComponent(unescaped(token))}`;
-      if (next === more || page >= MAX_PAGES || names.length > MAX_NAMES) throw new RequestError(`${origin}${bucket}: the list of ${directory} does not end`);
+      if (next === more || names.length < FEW * (page - FEW) || names.length > MAX_NAMES) throw new RequestError(`${origin}${bucket}: the list of ${directory} does not end`);
       more = next;
     }
   }

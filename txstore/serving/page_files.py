@@ -112,10 +112,11 @@ def _files(tags: Sequence[str]) -> dict[str, bytes]:
     page = {path.relative_to(_PAGE).as_posix(): path for path in sorted(_PAGE.rglob("*")) if path.suffix in _KINDS}
     index = page.pop("index.html").read_text(encoding="utf-8")
     reader = {f"reader/{path.name}": path for path in sorted(_READER.glob("*.js")) if path.name not in _NOT_OF_PAGE}
-    early = [*reader, *(name for name in page if name.startswith("answers/"))]
-    links = [f'<link rel="modulepreload" href="page/{name}">' for name in early]
     files = {f"page/{name}": path.read_bytes() for name, path in (page | reader).items()}
-    return files | {"index.html": index.replace("</head>", "\n".join([*tags, *links, "</head>"])).encode()}
+    # What the worker imports it asks for at once, and not for one after the other.
+    answering = [*reader, *(name for name in page if name.startswith("answers/") and name != "answers/worker.js")]
+    files["page/answers/worker.js"] += "".join(f'import "../{name}";\n' for name in answering).encode()
+    return files | {"index.html": index.replace("</head>", "\n".join([*tags, "</head>"])).encode()}
 
 
 def _told_kinds(place: Place) -> Callable[[str], dict[str, Any]] | None:

@@ -1,38 +1,23 @@
-// The page's questions: answered from the files of a repository, but for those that only a process beside it can answer.
+// The page's questions. A worker answers them from the files of the repository, so that nothing in these can hold up the page: it may be ended at any time.
 // All addresses are relative, so the page may lie anywhere.
 
-import { compare } from "./answers/compare.js";
-import { constraintsOf, feedsOf, viewsOf } from "./answers/declared.js";
-import { History } from "./answers/history.js";
-import { Nodes } from "./answers/nodes.js";
-import { Cache } from "./reader/cache.js";
-import { openRepository } from "./reader/index.js";
-
-const MOST_COMPARED = 1000; // nodes
+const SECONDS = 10; // that the worker may be silent before it is ended
 
 const told = (name) => document.querySelector(`meta[name="${name}"]`)?.content;
 
 /** Whether this page comes from `txstore serve`, which knows also what is not in files. */
 export const hasServer = told("txstore-server") === "yes";
 
-/** Where the files of the repository lie. */
-export const files = new URL((hasServer ? null : new URLSearchParams(location.search).get("repository")) ?? told("txstore-repository"), document.baseURI).href.replace(/\/+$/, "");
-
 export const address = (path) => new URL(path, document.baseURI);
+
+/** The repository that the page was made for, if it was, and the one that its address names. */
+const [own, named] = [told("txstore-repository"), new URLSearchParams(location.search).get("repository")];
+
+/** Where the files of the repository lie. */
+export const files = address(own || named || ".").href.replace(/\/+$/, "");
 
 /** Where plain Zarr tools find a node. */
 export const zarrAddress = (ref, path = "") => address(`at/${encodeURIComponent(ref)}/${path ? `${path.split("/").map(encodeURIComponent).join("/")}/` : ""}`).href;
-
-const opened = new Cache(1);
-const there = () => opened.get("", 1, async () => {
-  const repository = await openRepository(files, { listsPages: hasServer });
-  return { repository, history: new History(repository), nodes: new Nodes() };
-});
-
-const asked = (question) => async (...parameters) => question(await there(), ...parameters);
-/** As `asked`, of a commit. */
-const of = (question) => asked(async (all, ref, ...parameters) =>
-  question(all, all.repository.storeOf(await all.history.stored(ref)), ...parameters));
 
 /** What only the server knows. */
 async function ask(path, signal) {
@@ -40,81 +25,75 @@ async function ask(path, signal) {
   const response = await fetch(address(path), { signal, credentials: "same-origin" }).catch((error) => {
     throw error.name === "AbortError" ? error : new Error(silent, { cause: error });
   });
-  if (response.ok) return response.json();
-  throw await errorOf(response);
+  const found = await response.json().catch(() => null); // of a failure, the status is enough
+  if (response.ok) return found;
+  throw new Error(found?.error?.message ?? `the server answered ${response.status}`);
 }
 
-async function errorOf(response) {
-  const failed = await response.json().catch(() => null); // the status is enough
-  return new Error(failed?.error?.message ?? `the server answered ${response.status}`);
+let worker = null;
+let isSilent = false; // since it was asked whether it is still there
+const waiting = new Map(); // by number: what settles a question
+let numbered = 0;
+
+function start() {
+  worker = new Worker(new URL("answers/worker.js", import.meta.url), { type: "module", name: JSON.stringify({ files, hasServer, at: address("at/").href }) });
+  worker.onmessage = ({ data: { number, answer, failed } }) => {
+    isSilent = false;
+    const { resolve, reject } = waiting.get(number) ?? {};
+    waiting.delete(number);
+    if (failed) reject?.(Object.assign(new Error(failed.message), failed));
+    else resolve?.(answer);
+  };
+  worker.onerror = (event) => end(`What reads the files of this page could not be started: ${event.message ?? "it did not load. Load the page again"}`);
 }
+
+function end(reason) {
+  worker.terminate();
+  worker = null;
+  for (const { reject } of waiting.values()) reject(new Error(reason));
+  waiting.clear();
+}
+
+setInterval(() => {
+  if (waiting.size && isSilent) end(`It takes more than ${SECONDS} s: the page has stopped to read it.`);
+  isSilent = waiting.size > 0;
+  if (isSilent) worker.postMessage({});
+}, SECONDS * 1000);
+
+/** Ask the worker; a signal among what is given stops that. */
+const question = (name) => (...given) => new Promise((resolve, reject) => {
+  const signal = given.find((each) => each instanceof AbortSignal);
+  signal?.throwIfAborted();
+  if (!worker) start();
+  const number = ++numbered;
+  const stop = () => {
+    if (waiting.delete(number)) worker.postMessage({ stop: number });
+    reject(signal.reason);
+  };
+  const settled = (settle) => (found) => {
+    signal?.removeEventListener("abort", stop);
+    settle(found);
+  };
+  signal?.addEventListener("abort", stop, { once: true });
+  waiting.set(number, { resolve: settled(resolve), reject: settled(reject) });
+  worker.postMessage({ number, name, parameters: given.filter((each) => each !== signal) });
+});
+
+const NAMES = ["bySeq", "chunks", "commit", "commitOf", "commits", "diff", "look", "measured", "node", "tree", "usage", "values"];
+const asked = Object.fromEntries(["feeds", ...NAMES].map((name) => [name, question(name)]));
 
 export const api = {
+  ...asked,
   async repository(signal) {
-    const own = hasServer ? ask("api/repository", signal) : { url: files, name: decodeURIComponent(new URL(files).pathname.split("/").at(-1)) || files, origins: [] };
-    const found = there().then(({ history }) => history.look(), (error) => {
-      if (!hasServer || error.name !== "NotFoundError") throw error;
-      return { exists: false, lists: true, head: {}, branches: [], tags: [] };
-    });
-    const [about, names] = await Promise.all([own, found]);
-    return { ...about, ...names };
+    if (own && named !== null) throw new Error("This page was made for one repository, and shows no other one: leave out ?repository= in its address.");
+    const about = hasServer ? ask("api/repository", signal) : { url: files, name: decodeURIComponent(new URL(files).pathname.split("/").at(-1)) || files, origins: [] };
+    const [one, other] = await Promise.all([about, asked.look(signal)]);
+    return { ...one, ...other };
   },
-  commits: asked(({ history }, parameters, signal) => history.commits(parameters, signal)),
-  commit: of(async ({ repository, history, nodes }, store, signal) => {
-    const parent = await history.parent(store.stored);
-    const commit = history.told(store.stored);
-    if (parent === undefined) return { commit, changed: null, truncated: false }; // no longer kept
-    const found = await compare(nodes, [repository.storeOf(parent ?? undefined), store], MOST_COMPARED, signal);
-    return { commit, changed: found.nodes, truncated: found.truncated };
-  }),
-  commitOf: of(({ history }, { stored }) => history.told(stored)),
-  bySeq: of(async ({ history }, { stored }, seq) => {
-    const found = await history.bySeq(stored, seq);
-    return found && history.told(found);
-  }),
-  diff: asked(async ({ repository, history, nodes }, a, b, signal) => {
-    const commits = await Promise.all([history.stored(a), history.stored(b)]);
-    const found = await compare(nodes, commits.map((each) => repository.storeOf(each)), MOST_COMPARED, signal);
-    const [before, after] = commits.map((each) => history.told(each));
-    return { before, after, ...found };
-  }),
-  tree: of(({ nodes }, store, parameters, signal) => nodes.members(store, parameters, signal)),
-  node: of(({ nodes }, store, path) => nodes.node(store, path)),
-  /** What takes time for each key of a node, or for each view. */
-  measured: of(async ({ history, nodes }, store, path, signal) => ({
-    constraints: constraintsOf(store.stored, path), views: await viewsOf(history, store.stored, path, signal),
-    ...(await nodes.measured(store, path, signal)),
-  })),
-  chunks: of(({ history, nodes }, store, path, part, signal) => nodes.chunks(store, path, part, history, signal)),
-  usage: of(({ nodes }, store, signal) => nodes.usage(store, signal)),
-  feeds: hasServer ? (signal) => ask("api/feeds", signal) : asked(({ history }) => ({ feeds: feedsOf(history) })),
+  feeds: hasServer ? (signal) => ask("api/feeds", signal) : asked.feeds,
   transactions: (signal) => ask("api/transactions", signal),
   locks: (signal) => ask("api/locks", signal),
 };
-
-/** What reads the values of a node: a function of a key, a range ({offset, length}, {suffixLength}, or undefined for all), and a signal. */
-export async function valuesOf(ref, path) {
-  const { history, repository } = await there();
-  const store = repository.storeOf(await history.stored(ref));
-  const prefix = path ? `${path}/` : "";
-  return async (key, range, signal) => {
-    try {
-      return await (range ? store.getRange(prefix + key, range, { signal }) : store.get(prefix + key, { signal }));
-    } catch (error) {
-      // What the reader does not read, the server does: values in other files, and those that an erasure of rows has replaced.
-      if (!hasServer && error.name === "ForeignError") throw new Error("Its values lie in files outside of the repository, which this page does not read: run `txstore serve`.", { cause: error });
-      if (!hasServer || !["ForeignError", "UnsupportedError"].includes(error.name)) throw error;
-    }
-    const url = zarrAddress(store.commit.id, prefix + key).slice(0, -1);
-    const { offset, length, suffixLength } = range ?? {};
-    const bytes = suffixLength === undefined ? `${offset}-${offset + length - 1}` : `-${suffixLength}`;
-    const headers = range && { Range: `bytes=${bytes}` };
-    const response = await fetch(url, { signal, headers, credentials: "same-origin" });
-    if (response.status === 404) return undefined;
-    if (!response.ok || (range && response.status !== 206)) throw await errorOf(response);
-    return new Uint8Array(await response.arrayBuffer());
-  };
-}
 
 /** Follow the repository. Calls `on` for commits, for "heads" that have moved, and for "live" or "lost"; without a server once, for "files". */
 export function follow(on) {

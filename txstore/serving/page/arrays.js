@@ -1,7 +1,7 @@
 // Reads arrays: what is selected of them, or some of its values, is decoded by a worker, which asks for bytes here.
 
-import { IMPOSSIBLE } from "./answers/nodes.js";
-import { valuesOf } from "./api.js";
+import { api } from "./api.js";
+import { IMPOSSIBLE } from "./words.js";
 
 const MANY_CHUNKS = 256; // that are read without being asked for: of more, the page shows some values
 const MANY_BYTES = 16 << 20;
@@ -9,13 +9,13 @@ const POINTS = 512; // values of an overview, along each of two dimensions
 const POINTS_OF_LINE = 4096;
 const OVERVIEW = [4096, 64 << 20]; // chunks that an overview is made of, and bytes of them
 const GLANCE = [1024, 16 << 20]; // and one that comes first, so that there is something to see
-const MOST_CHUNKS = 20_000;
-const MOST_BYTES = 512 << 20; // read, and decoded
-const MOST_OF_CHUNK = 256 << 20;
+const MOST_CHUNKS = 10_000;
+const MOST_BYTES = 256 << 20; // read, and decoded
+const MOST_OF_CHUNK = 64 << 20;
+const MOST_VALUES = 4 << 20; // shown: each takes sixteen bytes, those of its pixel among them
 const MOST_ALONG = 1 << 17; // chunks along a dimension
 const SECONDS = 30; // that a worker may take to answer, once it has all that it asked for
 const IDLE = 2; // workers that are kept
-const BINS = 48; // of a histogram
 export const TEXTS = 200; // values that are shown where they are no numbers
 
 // --- selections: for each dimension an index, or [start, stop]
@@ -56,10 +56,13 @@ function cost(node, selection, steps = []) {
   return { chunks, bytes: chunks * node.chunks.reduce((a, b) => a * b, node.itemsize ?? 8) };
 }
 
-/** Whether this browser can hold all that a selection touches. */
+/** How many values are selected. */
+export const total = (selection) => selection.reduce((all, each) => all * (Array.isArray(each) ? each[1] - each[0] : 1), 1);
+
+/** Whether this browser can hold all that a selection touches, and the picture of it. */
 export function canReadAll(node, selection) {
   const { chunks, bytes } = cost(node, selection);
-  return chunks <= MOST_CHUNKS && bytes <= MOST_BYTES;
+  return chunks <= MOST_CHUNKS && bytes <= MOST_BYTES && total(selection) <= MOST_VALUES;
 }
 
 /** The steps along each dimension by which few chunks are read, and as many values as a screen shows. */
@@ -94,6 +97,7 @@ const idle = [];
 export async function read(commit, node, given, { signal, progress, everything = false, isGlance = false }) {
   const [lengths, dimensions] = [[...node.shape, ...(node.chunks ?? []), ...(node.shards ?? [])], node.shape.length];
   if (!lengths.every((each) => Number.isSafeInteger(each) && each > 0) || lengths.length !== dimensions * (node.shards ? 3 : 2)) throw new Error(IMPOSSIBLE);
+  if (!node.document) throw new Error("Its document says more of its values than a picture needs.");
   const selection = isNumeric(node) ? given : firstOf(given);
   const { chunks, bytes } = cost(node, selection);
   const ofChunk = bytes / chunks;
@@ -101,13 +105,13 @@ export async function read(commit, node, given, { signal, progress, everything =
   const isOverview = !canReadAll(node, selection) || (!everything && (chunks > MANY_CHUNKS || bytes > MANY_BYTES));
   const steps = isOverview ? stepsOf(node, selection, isGlance ? GLANCE : OVERVIEW) : selection.map(() => 1);
   if (isGlance && (!isOverview || String(steps) === String(stepsOf(node, selection, OVERVIEW)))) return null;
-  const question = { document: node.document, chunkShape: node.chunks, selection: selection.map((each, i) => (Array.isArray(each) ? [...each, steps[i]] : each)), most: MOST_BYTES / 8 };
-  const found = await decoded(question, await valuesOf(commit, node.path), signal, progress);
+  const question = { document: node.document, chunkShape: node.chunks, selection: selection.map((each, i) => (Array.isArray(each) ? [...each, steps[i]] : each)), most: MOST_VALUES };
+  const found = await decoded(question, (...wanted) => api.values(commit, node.path, ...wanted), signal, progress);
   return { ...found, step: steps.filter((_, i) => Array.isArray(selection[i])), missingChunks: found.missing.length, isOverview, isGlance };
 }
 
 /** Have a worker read a selection, and hand it the bytes that it asks for. A worker that fails, takes too long, or is not waited for any more is ended. */
-function decoded(question, valueOf, signal, progress) {
+function decoded(question, valuesOf, signal, progress) {
   return new Promise((resolve, reject) => {
     const worker = idle.pop() ?? new Worker(new URL("worker.js", import.meta.url), { type: "module" });
     const reading = new AbortController();
@@ -127,16 +131,11 @@ function decoded(question, valueOf, signal, progress) {
     };
     const handOver = async (wants) => {
       pending += wants.length;
-      const answers = await Promise.all(wants.map(async ([number, key, range]) => {
-        const value = await valueOf(key, range, reading.signal);
-        bytes += value?.length ?? 0;
-        if (bytes > MOST_BYTES) throw new Error(`More than ${MOST_BYTES} bytes would be read: select a part of it.`);
-        return [number, value?.slice()];
-      }));
+      const values = await valuesOf(wants.map(([, ...wanted]) => wanted), MOST_BYTES - bytes, reading.signal);
       pending -= wants.length;
-      if (reading.signal.aborted) return;
+      bytes += values.reduce((sum, each) => sum + (each?.length ?? 0), 0);
       watch();
-      worker.postMessage({ answers }, answers.flatMap(([, value]) => value?.buffer ?? []));
+      worker.postMessage({ answers: values.map((value, i) => [wants[i][0], value]) }, values.flatMap((each) => each?.buffer ?? []));
     };
     worker.onmessage = ({ data }) => {
       watch();
@@ -153,24 +152,4 @@ function decoded(question, valueOf, signal, progress) {
     else worker.postMessage(question);
     watch();
   });
-}
-
-/** Figures of what was read. */
-export function statistics(values) {
-  let [min, max] = [Infinity, -Infinity];
-  let [sum, finite, nan] = [0, 0, 0];
-  for (const value of values) {
-    if (Number.isFinite(value)) {
-      if (value < min) min = value;
-      if (value > max) max = value;
-      sum += value;
-      finite += 1;
-    } else if (Number.isNaN(value)) nan += 1;
-  }
-  const counts = { finite, nan, infinite: values.length - finite - nan };
-  if (!finite) return counts;
-  const histogram = new Array(BINS).fill(0);
-  const scale = max > min ? BINS / (max - min) : 0;
-  for (const value of values) if (Number.isFinite(value)) histogram[Math.min(BINS - 1, Math.floor((value - min) * scale))] += 1;
-  return { ...counts, min, max, mean: sum / finite, histogram };
 }

@@ -64,7 +64,7 @@ export function drawChunkMap(into, context) {
     });
   }
 
-  const colorOf = (index) => (found.seqs.length <= PALETTE ? color(`--c${index % PALETTE}`) : ramp(index / Math.max(1, found.seqs.length - 1)));
+  let colorOf = null; // of the commits of the map
 
   function draw() {
     const [columns = 1, rows = 1] = found.shape.slice(-2).reverse(); // of cells
@@ -83,7 +83,7 @@ export function drawChunkMap(into, context) {
     });
     const context2d = canvas.getContext("2d");
     context2d.scale(scale, scale);
-    const colors = new Map();
+    colorOf = colors(found.seqs.length);
     const gap = side > 5 ? 1 : 0;
     const empty = color("--empty");
     const accent = color("--accent");
@@ -91,9 +91,8 @@ export function drawChunkMap(into, context) {
     for (let row = 0; row < rows; row++)
       for (let column = 0; column < columns; column++) {
         const index = found.cells[row * columns + column];
-        if (index >= 0 && !colors.has(index)) colors.set(index, colorOf(index));
         const mine = index >= 0 && index === found.this;
-        context2d.fillStyle = index < 0 ? empty : colored === "blame" ? colors.get(index) : mine ? accent : dim;
+        context2d.fillStyle = index < 0 ? empty : colored === "blame" ? colorOf(index) : mine ? accent : dim;
         context2d.fillRect(column * (width / columns), row * (height / rows), width / columns - gap, height / rows - gap);
       }
     const cursor = h("span", { class: "cursor", hidden: true });
@@ -162,9 +161,16 @@ export function drawChunkMap(into, context) {
   }
 }
 
-/** From the newest, which stands out, to the oldest. */
-function ramp(part) {
+/** What gives each of so many commits a colour: of many, from the newest, which stands out, to the oldest. */
+function colors(many) {
+  if (many <= PALETTE) {
+    const found = Array.from({ length: many }, (_, i) => color(`--c${i}`));
+    return (index) => found[index];
+  }
   const [newest, middle, oldest] = ["--newest", "--middle", "--oldest"].map((name) => color(name).match(/\d+/g).map(Number));
-  const [from, to, share] = part < 0.5 ? [newest, middle, part * 2] : [middle, oldest, part * 2 - 1];
-  return `rgb(${from.map((each, i) => Math.round(each + (to[i] - each) * share)).join(",")})`;
+  return (index) => {
+    const part = index / (many - 1);
+    const [from, to, share] = part < 0.5 ? [newest, middle, part * 2] : [middle, oldest, part * 2 - 1];
+    return `rgb(${from.map((each, i) => Math.round(each + (to[i] - each) * share)).join(",")})`;
+  };
 }

@@ -1,15 +1,15 @@
 // The differences between two commits: nodes, fields, attributes, regions; pictures of arrays, before and after.
 
 import { api } from "./api.js";
-import { read, statistics } from "./arrays.js";
+import { read } from "./arrays.js";
 import { h, icon, replace } from "./dom.js";
 import { table } from "./node.js";
 import { failure, line, link, mainBranch, notice, pythonAt, pythonRepository, repository } from "./parts.js";
 import { DIVERGING, MAP_NAMES, colorBar, drawImage, ends, lines } from "./picture.js";
+import { statistics } from "./statistics.js";
 import { count, isId, json, lengths, plural, quoted, short, shown, size } from "./words.js";
 
 const NODES_SHOWN = 200;
-const REGIONS_SHOWN = 24;
 const WIDE = 2048; // an image longer than this is shown by its first part
 const CHANGES = ["added", "removed", "moved", "changed"];
 
@@ -97,7 +97,7 @@ function drawBody(body, node, ends, view) {
     node.fields?.length ? [h("h3", {}, "Description"), values(node.fields)] : null,
     node.attributes?.length ? [h("h3", {}, "Attributes"), values(node.attributes)] : null,
     node.regions?.length ? [h("h3", {}, "Regions"), regionsOf(node)] : null,
-    node.keys?.length ? [h("h3", {}, "Other keys"), h("p", { class: "mono wrap" }, node.keys.slice(0, REGIONS_SHOWN).join(", "))] : null,
+    node.keys?.length ? [h("h3", {}, "Other keys"), h("p", { class: "mono wrap" }, node.keys.join(", "))] : null,
     node.kind === "array" ? pictures : null,
     h("p", { class: "actions" },
       node.change === "removed" ? null : h("a", { class: "button small", href: link.tree(ends.b, node.path) }, "Open after"),
@@ -111,8 +111,8 @@ const dotted = ({ name }) => (Array.isArray(name) ? name.join(".") : name);
 
 function regionsOf(node) {
   const text = (region) => `[${region.map(([start, stop]) => (stop === start + 1 ? start : `${start}:${stop}`)).join(", ")}]`;
-  return h("p", { class: "regions" }, node.regions.slice(0, REGIONS_SHOWN).map((each) => h("code", {}, text(each))),
-    node.regions.length > REGIONS_SHOWN ? h("span", { class: "quiet" }, `and ${count(node.regions.length - REGIONS_SHOWN)} more`) : null);
+  return h("p", { class: "regions" }, node.regions.map((each) => h("code", {}, text(each))),
+    node.more ? h("span", { class: "quiet" }, `and ${count(node.more)} more`) : null);
 }
 
 async function drawPictures(into, node, ends, view) {
@@ -139,9 +139,8 @@ async function drawPictures(into, node, ends, view) {
     return replace(into, table(["Before", "After"], [texts.map((text) => h("pre", {}, text))]));
   }
   if (!found.length) return replace(into);
-  const figures = found.map((each) => statistics(each.values));
-  const min = Math.min(...figures.map((each) => each.min ?? Infinity));
-  const max = Math.max(...figures.map((each) => each.max ?? -Infinity));
+  const min = Math.min(...found.map((each) => each.statistics.min ?? Infinity));
+  const max = Math.max(...found.map((each) => each.statistics.max ?? -Infinity));
   const difference = old && now ? subtract(old, now) : null;
   const where = selection.map((each) => (Array.isArray(each) ? `${each[0]}:${each[1]}` : each)).join(", ");
   const caption = h("p", { class: "quiet" }, `At [${where}]`, found.some((each) => each.isOverview) ? ", of some of the values." : ".");

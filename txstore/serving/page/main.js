@@ -1,9 +1,8 @@
 // The shell: chooses the view, follows the repository, handles colours and keys.
 
-import { api, follow } from "./api.js";
+import { api, files, follow } from "./api.js";
 import { h, icon, replace } from "./dom.js";
 import { failure, link, mainBranch, notice, repository } from "./parts.js";
-import { TxStoreError } from "./reader/errors.js";
 import { title } from "./words.js";
 
 const VIEWS = { // their names, where they lead, and what draws them
@@ -66,7 +65,7 @@ async function route() {
     if (error.name === "AbortError" || abort.signal.aborted) return;
     main.replaceChildren(root);
     replace(root, h("h1", { class: "offscreen" }, "Error"), failure(error));
-    if (!(error instanceof TxStoreError)) console.error(error);
+    if (!error.isTold) console.error(error);
   } finally {
     main.classList.remove("waiting");
   }
@@ -171,6 +170,7 @@ matchMedia("(prefers-color-scheme: dark)").addEventListener("change", () => curr
 addEventListener("hashchange", route);
 drawTheme();
 drawNavigation("history");
+document.getElementById("host").textContent = new URL(files).host;
 VIEWS[parse().name][2]().catch(() => null); // it comes meanwhile; `route` says if it doesn't
 try {
   await refresh();

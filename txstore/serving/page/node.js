@@ -1,12 +1,11 @@
 // One group or array: its type, preview, chunks and attributes, and the ways to open it in other programs.
 
-import { IMPOSSIBLE } from "./answers/nodes.js";
 import { api, hasServer, zarrAddress } from "./api.js";
 import { h, icon, replace } from "./dom.js";
 import { drawChunkMap } from "./chunkmap.js";
 import { asker, facts, failure, line, link, notice, pythonRef, pythonRepository, repository, tabs } from "./parts.js";
 import { drawPreview } from "./preview.js";
-import { count, json, lengths, nameOf, plural, quoted, shellWord, size } from "./words.js";
+import { IMPOSSIBLE, count, json, lengths, nameOf, plural, quoted, shellWord, size } from "./words.js";
 
 const MEMBERS = 200;
 
@@ -75,7 +74,7 @@ function drawDetails(into, context) {
   const isArray = node.kind === "array";
   const { constraints = [], views = [], chunks_stored: { present, total } = {} } = node; // as far as it was measured
   const codecs = node.codecs?.map((each) => (typeof each === "string" ? each : (each.name ?? each.id ?? json(each))));
-  const attributes = Object.entries(node.exact?.attributes ?? {});
+  const attributes = Object.entries(node.exact.attributes);
   const ratio = node.logical_bytes && node.stored_bytes ? node.logical_bytes / node.stored_bytes : null;
   replace(into,
     h("div", { class: "card pad" }, facts([
@@ -85,7 +84,7 @@ function drawDetails(into, context) {
       isArray && ["Chunks", lengths(node.chunks)],
       isArray && node.shards && ["Shards", lengths(node.shards)],
       isArray && ["Data type", h("span", { class: "mono" }, dtypeOf(node))],
-      isArray && ["Fill value", h("span", { class: "mono" }, isNumber(node.fill_value) ? node.fill_value : json(node.exact.document.fill_value))],
+      isArray && ["Fill value", h("span", { class: "mono" }, isNumber(node.fill_value) ? node.fill_value : json(node.exact.fill_value))],
       isArray && ["Codecs", h("span", { class: "mono", title: json(node.codecs) }, codecs.join(" → ") || "none")],
       isArray && node.logical_bytes !== null && ["Logical", size(node.logical_bytes)],
       node.stored_bytes !== undefined && ["Stored", size(node.stored_bytes), ratio ? h("small", { class: "quiet" }, ` 1 : ${ratio.toFixed(ratio < 10 ? 1 : 0)}`) : null],
@@ -158,7 +157,7 @@ function memberRow(ref, each) {
   const isArray = each.kind === "array";
   return h("tr", {},
     h("td", {}, h("a", { class: "member", href: link.tree(ref, each.path) }, icon(isArray ? "array" : "group"), h("span", { class: "cut" }, nameOf(each.path)))),
-    h("td", {}, isArray ? lengths(each.shape) : members(each)),
+    h("td", {}, each.fault ?? (isArray ? lengths(each.shape) : members(each))),
     h("td", {}, isArray ? lengths(each.chunks) : ""),
     h("td", { class: "mono" }, isArray ? dtypeOf(each) : ""),
     h("td", { class: "end" }, isArray ? size(each.logical_bytes) : ""));

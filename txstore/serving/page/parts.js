@@ -29,7 +29,7 @@ export function pythonRef(ref) {
 /** The same where only a value will do. */
 export function pythonAt(ref) {
   const branch = repository.branches.find((each) => each.name === ref);
-  return branch && !repository.tags.some((each) => each.name === ref) ? quoted(branch.head) : quoted(ref);
+  return branch?.head && !repository.tags.some((each) => each.name === ref) ? quoted(branch.head) : quoted(ref);
 }
 
 async function copy(text, button) {

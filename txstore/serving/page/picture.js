@@ -1,7 +1,7 @@
 // Drawing numbers: images with colour maps, lines, histograms.
 
-import { statistics } from "./arrays.js";
 import { h, svg } from "./dom.js";
+import { statistics } from "./statistics.js";
 import { shown } from "./words.js";
 
 const MAPS = {

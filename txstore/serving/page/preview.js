@@ -1,6 +1,6 @@
 // The preview of an array: a value, a line or an image, with sliders for the dimensions that are not seen.
 
-import { TEXTS, canReadAll, firstSelection, parseSelection, pythonSelection, read, statistics, writeSelection } from "./arrays.js";
+import { TEXTS, canReadAll, firstSelection, parseSelection, pythonSelection, read, total, writeSelection } from "./arrays.js";
 import { coordinates } from "./coordinates.js";
 import { h, onKeys, replace } from "./dom.js";
 import { facts, failure, link, notice, turns } from "./parts.js";
@@ -139,7 +139,6 @@ export function drawPreview(into, context) {
         if (!found) continue;
         pointed = null;
         result = { ...found, selection: asked, milliseconds: performance.now() - begun };
-        result.statistics = found.isNumeric ? statistics(found.values) : null;
         drawResult();
         drawSide();
         stage.classList.remove("waiting");
@@ -172,12 +171,7 @@ export function drawPreview(into, context) {
     const columns = shape.length === 2 ? shape[1] : 1;
     const listed = [...values.slice(0, TEXTS)].map((value, i) => h("tr", {}, h("th", { scope: "row" }, `[${indices(Math.floor(i / columns), i % columns).join(", ")}]`), h("td", {}, h("pre", {}, typeof value === "object" ? JSON.stringify(value) : String(value)))));
     replace(stage, h("div", { class: "scroll values", tabindex: 0, role: "region", "aria-label": "Values" }, h("table", {}, h("tbody", {}, listed))),
-      total() > listed.length ? notice(`The first ${count(listed.length)} of ${count(total())}.`) : null);
-  }
-
-  /** How many values are selected. */
-  function total() {
-    return result.selection.reduce((all, each) => all * (Array.isArray(each) ? each[1] - each[0] : 1), 1);
+      total(result.selection) > listed.length ? notice(`The first ${count(listed.length)} of ${count(total(result.selection))}.`) : null);
   }
 
   /** Where in the array a value lies. */
@@ -295,7 +289,7 @@ export function drawPreview(into, context) {
 
   function drawSide() {
     const { statistics: figures, missingChunks, shape, chunks, isOverview } = result;
-    if (!figures) return replace(side, h("div", { class: "card pad" }, facts([["Values", count(total())]])));
+    if (!figures) return replace(side, h("div", { class: "card pad" }, facts([["Values", count(total(result.selection))]])));
     return replace(side, h("div", { class: "card pad figures" },
       h("h2", {}, isOverview ? "Of what is shown" : "Values"),
       figures.finite && shape.length > 0 && [histogram(figures), shape.length === 2 && colorBar(map), ends(figures)],
@@ -304,7 +298,7 @@ export function drawPreview(into, context) {
           figures.finite && [label, h("span", { class: "mono" }, shown(figures[each]))]),
         figures.nan ? ["NaN", count(figures.nan)] : null,
         figures.infinite ? ["Infinite", count(figures.infinite)] : null,
-        ["Missing chunks", missingChunks ? `${count(missingChunks)} of ${count(chunks)}: fill value ${shown(node.exact.document.fill_value)}` : "none"],
+        ["Missing chunks", missingChunks ? `${count(missingChunks)} of ${count(chunks)}: fill value ${shown(node.exact.fill_value)}` : "none"],
       ])));
   }
 }

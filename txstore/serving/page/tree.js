@@ -17,7 +17,7 @@ export async function show(view, parts, query) {
   const signal = view.signal;
   view.setRef(ref);
   const { id: commit } = await api.commitOf(ref, signal); // all that is drawn is of this one; a branch may move meanwhile
-  const hasMoved = () => repository.branches.some(({ name, head }) => name === ref && head !== commit);
+  const hasMoved = () => repository.branches.some(({ name, head }) => name === ref && head && head !== commit);
 
   const tree = h("div", { class: "tree", role: "tree", "aria-label": "Groups and arrays" });
   const panel = h("section", { class: "node", "aria-live": "off" });

@@ -5,7 +5,6 @@ import { h, replace } from "./dom.js";
 import { line, link, notice, pythonRepository, refPicker, repository } from "./parts.js";
 import { count, quoted, size } from "./words.js";
 
-const ROWS = 200;
 const SMALL = 0.005; // of all
 const PARTS = 7; // of the bar that have a colour of their own
 
@@ -17,7 +16,7 @@ export async function show(view, parts) {
     h("div", { class: "tools" }, h("h1", {}, "Usage"), refPicker(ref, (name) => { location.hash = link.usage(name); })),
     body,
     repository.branches.some((each) => each.name === ref) ? line(`${pythonRepository()}.usage(${ref === "main" ? "" : `branch=${quoted(ref)}`}).arrays`) : null);
-  const { arrays, total } = await api.usage(ref, view.signal); // the largest first
+  const { arrays, total, many } = await api.usage(ref, view.signal); // the largest first
   const most = arrays[0]?.bytes || 1;
   const largest = arrays.slice(0, PARTS).filter((each) => each.bytes > SMALL * total).map((each, i) => [each.path || "/", each.bytes, `use-${i}`]);
   const others = total - largest.reduce((sum, each) => sum + each[1], 0);
@@ -31,11 +30,11 @@ export async function show(view, parts) {
     arrays.length
       ? h("div", { class: "card scroll", tabindex: 0, role: "region", "aria-label": "By array" }, h("table", { class: "members" },
           h("thead", {}, h("tr", {}, ["Array or group", "Stored", "", "Keys"].map((head) => h(head ? "th" : "td", { scope: head && "col", class: /Stored|Keys/.test(head) ? "end" : null }, head)))),
-          h("tbody", {}, arrays.slice(0, ROWS).map(({ path, ...each }) => h("tr", {},
+          h("tbody", {}, arrays.map(({ path, ...each }) => h("tr", {},
             h("td", {}, h("a", { class: "member", href: link.tree(ref, path) }, h("span", { class: "cut" }, path || "/"))),
             h("td", { class: "end" }, size(each.bytes)),
             h("td", { class: "bar-cell" }, h("span", { class: "bar-part", style: { width: `${(100 * each.bytes) / most}%` } })),
             h("td", { class: "end" }, count(each.keys)))))))
       : notice("The newest commit holds nothing."),
-    arrays.length > ROWS ? notice(`The ${count(ROWS)} largest of ${count(arrays.length)}.`) : null);
+    many > arrays.length ? notice(`The ${count(arrays.length)} largest of ${count(many)}.`) : null);
 }

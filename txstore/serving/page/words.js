@@ -1,5 +1,9 @@
 // Formats numbers, times, names and lines of Python.
 
+export const IMPOSSIBLE = "Its document has impossible lengths.";
+const MOST_TEXT = 10_000; // characters of one text
+const MOST_ENTRIES = 1000; // of one list or object
+const MOST_NESTED = 32;
 const UNITS = ["B", "KiB", "MiB", "GiB", "TiB", "PiB"];
 const number = new Intl.NumberFormat("en");
 const day = new Intl.DateTimeFormat("en", { day: "numeric", month: "short", year: "numeric" });
@@ -62,11 +66,31 @@ export const shellWord = (text) => (/^[\w@%+=:,./-]+$/.test(text) ? text : `'${t
 const TOKENS = /"[^"\\]*(?:\\[^][^"\\]*)*"?|-?(?:NaN|Infinity|\d[\d.eE+-]*)/g;
 
 /** Read JSON as Zarr has it: numbers that are not finite, as Python writes them, become texts. */
-export const parse = (text) => JSON.parse(text.replace(TOKENS, (each) => (/^-?[NI]/.test(each) ? `"${each}"` : each)));
+export const parse = (text) =>
+  JSON.parse(/NaN|Infinity/.test(text) ? text.replace(TOKENS, (each) => (/^-?[NI]/.test(each) ? `"${each}"` : each)) : text);
 
 /** As `parse`, to be compared and shown: numbers that JavaScript would round, or write otherwise, become texts with a mark before them. */
 export const parseExactly = (text) =>
   JSON.parse(text.replace(TOKENS, (each) => (/^-?[NI]/.test(each) ? `"${each}"` : each.startsWith('"') || String(Number(each)) === each ? each : `"\\u0000${each}"`)));
+
+/** As much of a stranger's value as a page shows: some `left.size` characters of it. What is left out is said in its place. */
+export function cut(value, left = { size: 10 * MOST_TEXT }, depth = 0) {
+  left.size -= 20; // a line
+  if (typeof value === "string") {
+    const part = value.slice(0, Math.max(0, Math.min(MOST_TEXT, left.size)));
+    left.size -= part.length;
+    return part === value ? value : `${part}… (${plural(value.length, "character")})`;
+  }
+  if (value === null || typeof value !== "object") return value;
+  const found = [];
+  const names = Object.keys(value);
+  for (const name of depth < MOST_NESTED ? names : []) {
+    if (left.size <= 0 || found.length >= MOST_ENTRIES) break;
+    found.push([cut(name, left), cut(value[name], left, depth + 1)]);
+  }
+  if (found.length < names.length) found.push(["…", `… ${count(names.length - found.length)} more`]);
+  return Array.isArray(value) ? found.map(([, each]) => each) : Object.fromEntries(found);
+}
 
 /** What a value of attributes looks like, on as many lines as it needs. */
 export function json(value) {

@@ -2,10 +2,13 @@
 // It asks the page for bytes, and fetches nothing itself.
 
 import "./codecs.js";
+import { statistics } from "./statistics.js";
 import { open, root } from "./vendor/zarrita.js";
+import { cut } from "./words.js";
 
 const BATCH = 256; // chunks, and bytes of them, that are asked for at once, so that they come in few requests
 const BATCH_BYTES = 8 << 20;
+const MOST_TEXT = 200_000; // characters of all values that are no numbers
 const NAT = -(2n ** 63n);
 
 const waiting = new Map(); // by number: what answers a request
@@ -118,8 +121,9 @@ async function read({ document: given, chunkShape, selection, most }) {
   const { document, size, fill, number } = typed(given);
   const array = await (document.zarr_format === 2 ? open.v2 : open.v3)(root(storeOf(document)), { kind: "array", attrs: false });
   if (String(array.chunks) !== String(chunkShape)) throw new Error("its document has impossible lengths");
+  const left = { size: MOST_TEXT };
   const isNumeric = Boolean(size) || /^(bool|u?int\d+|float\d+)$/.test(array.dtype);
-  const convert = number ?? (isNumeric ? Number : (value) => value);
+  const convert = number ?? (isNumeric ? Number : (value) => cut(value, left));
   const wanted = [...product(selection.map((each, i) => [...along(Array.isArray(each) ? each : [each, each + 1, 1], chunkShape[i])]))];
   const kept = selection.flatMap((each, i) => (Array.isArray(each) ? [i] : []));
   const shape = kept.map((i) => Math.ceil((selection[i][1] - selection[i][0]) / selection[i][2]));
@@ -163,6 +167,6 @@ async function read({ document: given, chunkShape, selection, most }) {
       postMessage({ progress: [done, wanted.length] });
     }
   };
-  await Promise.all([lane(), lane()]); // so that bytes come while others are decoded
-  return { values, shape, missing, chunks: wanted.length, isNumeric };
+  await Promise.all(chunkBytes < BATCH_BYTES ? [lane(), lane()] : [lane()]); // two, so that bytes come while others are decoded
+  return { values, shape, missing, chunks: wanted.length, isNumeric, statistics: isNumeric ? statistics(values) : null };
 }

@@ -1,10 +1,15 @@
 // The differences between two commits, node by node: only the runs that one of them has and the other has not are read.
 
 import { rests } from "../reader/store.js";
+import { cut } from "../words.js";
 import { gridOf, isDocument, prefixOf } from "./nodes.js";
 
 const MOST_KEYS = 20_000; // that differ
-const LISTED = 256; // regions, and other keys, of a node
+const MOST_DOCUMENTS = 64 << 20; // characters of all documents of the nodes that differ
+const TOLD = 200; // nodes of which is told how they differ, with as many attributes
+const MOST_TOLD = 1_000_000; // characters of what is told of documents
+const AT_ONCE = 256; // nodes of which the documents are asked for
+const LISTED = 32; // regions, and other keys, of a node
 
 /** Yield the keys below a path whose values differ: {key, before, after}, the two entries. */
 export async function* differing(stores, path = "", signal) {
@@ -57,8 +62,15 @@ const placeOf = ({ place, offset }) => `${place.path} ${place.id} ${place.base +
 /** What differs, by node. `before` is null if there was nothing. */
 export async function compare(nodes, stores, most, signal) {
   const sides = new Map(); // by path: what was there before and after
+  let length = 0;
+  const described = async (store, path) => {
+    const found = await unlessErased(nodes.described(store, path));
+    length += found?.length ?? 0;
+    if (length > MOST_DOCUMENTS) throw new Error("The documents of what differs are longer than this page can compare.");
+    return found && { ...found, ...found.exactly() };
+  };
   const at = (path) => {
-    const read = () => Promise.all(stores.map((store) => unlessErased(described(nodes, store, path))));
+    const read = () => Promise.all(stores.map((store) => described(store, path)));
     return sides.get(path) ?? sides.set(path, read()).get(path);
   };
   const changes = new Map();
@@ -77,15 +89,18 @@ export async function compare(nodes, stores, most, signal) {
     changes.get(path).push(each);
   }
   const found = [];
-  for (const path of [...changes.keys()].sort()) found.push(...changesOf(path, await at(path), changes.get(path)));
+  const paths = [...changes.keys()].sort().slice(0, 2 * most); // some are joined: they were moved
+  for (const [i, path] of paths.entries()) {
+    if (i % AT_ONCE === 0) await Promise.all(paths.slice(i, i + AT_ONCE).map(at));
+    found.push(...changesOf(path, await at(path), changes.get(path)));
+  }
   joinMoves(found);
   const kept = found.filter(({ isGone }) => !isGone).slice(0, most).map(({ places: _, isGone: __, ...each }) => each);
-  return { bytes_added, bytes_dropped, nodes: kept, truncated: truncated || found.length > most || kept.some((each) => each.truncated) };
-}
-
-async function described(nodes, store, path) {
-  const found = await nodes.described(store, path);
-  return found && { ...found, ...found.exactly() };
+  const left = { size: MOST_TOLD };
+  for (const [i, each] of kept.entries())
+    for (const what of ["fields", "attributes"]) each[what] = i < TOLD ? each[what].slice(0, TOLD).map((one) => cut(one, left)) : [];
+  for (const each of kept.slice(TOLD)) each.regions = each.keys = [];
+  return { bytes_added, bytes_dropped, nodes: kept, truncated: truncated || changes.size > paths.length || found.length > most || kept.some((each) => each.truncated) };
 }
 
 /** The path of the node that a key belongs to: the array above it, or what is right above. */
@@ -127,15 +142,16 @@ function changesOf(path, [old, now], changes) {
   return [{
     path, change: !old && now ? "added" : old && !now ? "removed" : "changed", kind: arrays.length ? "array" : ((now ?? old)?.kind ?? "unknown"), moved_from: null,
     shape: grids[0]?.shape ?? null, fields: old && now ? fieldsOf(old, now) : [], attributes: unequal(old?.attributes ?? {}, now?.attributes ?? {}),
-    chunks: arrays.length ? chunks : null, regions: regions.slice(0, LISTED), keys: keys.slice(0, LISTED), bytes_added, bytes_dropped,
+    chunks: arrays.length ? chunks : null, regions: regions.slice(0, LISTED), more: Math.max(0, regions.length - LISTED), keys: keys.slice(0, LISTED), bytes_added, bytes_dropped,
     truncated: keys.length > LISTED || regions.length > LISTED, places: places.sort().join("\n"), isGone: false,
   }];
 }
 
 /** A node that was added is a moved one if one that was removed has the same values at the same places in the packs. */
 function joinMoves(found) {
+  const removed = found.filter(({ change }) => change === "removed");
   for (const node of found.filter(({ change }) => change === "added")) {
-    const from = found.filter(({ change, places, isGone }) => change === "removed" && !isGone && places === node.places);
+    const from = removed.filter(({ places, isGone }) => !isGone && places === node.places);
     const nameOf = ({ path }) => path.split("/").at(-1);
     const old = from.find((each) => nameOf(each) === nameOf(node)) ?? from[0];
     if (!old) continue;

@@ -1,16 +1,20 @@
 // What a commit declares: constraints, views, and the cursors of feeds. A header may come from a stranger: each is looked at before it is believed.
 
 import { CorruptionError } from "../reader/errors.js";
+import { cut } from "../words.js";
 import { differing } from "./compare.js";
 
 const MOST_OUTPUTS = 100; // of a view
+const MOST_TEXT = 1_000_000; // characters of all of one kind
+const TOLD = 100; // constraints, views or feeds
 
 const isText = (value) => typeof value === "string";
 
 function objects(stored, kind) {
+  const left = { size: MOST_TEXT };
   return Object.entries(stored.header.declared[kind]).sort(([one], [other]) => (one < other ? -1 : 1)).map(([name, told]) => {
     if (told === null || typeof told !== "object") throw new CorruptionError(`${stored.path}: ${JSON.stringify(name)} among its ${kind} is no object. Run \`txstore verify\``);
-    return { ...told, name };
+    return { ...cut(told, left), name: cut(name, left) };
   });
 }
 
@@ -18,13 +22,13 @@ const isAt = (path, above) => path === above || path.startsWith(above ? `${above
 
 /** Constraints that name a node, or one below it. */
 export function constraintsOf(stored, path) {
-  return objects(stored, "constraints").filter((told) => Object.values(told).flat().some((each) => isText(each) && isAt(each.replace(/^\/+|\/+$/g, ""), path)));
+  return objects(stored, "constraints").filter((told) => Object.values(told).flat().some((each) => isText(each) && isAt(each.replace(/^\/+|\/+$/g, ""), path))).slice(0, TOLD);
 }
 
 /** Views that read or make a node, or one below it, and whether their outputs are what the sources at this commit make. */
 export async function viewsOf(history, stored, path, signal) {
   const views = objects(stored, "views").map((told) => ({ ...told, ...endsOf(told) }));
-  const found = views.filter(({ sources, outputs }) => [...sources, ...outputs].some((each) => isAt(each, path)));
+  const found = views.filter(({ sources, outputs }) => [...sources, ...outputs].some((each) => isAt(each, path))).slice(0, TOLD);
   return Promise.all(found.map(async ({ name, kind, when, sources, outputs }) => ({
     name, kind, when, sources, outputs, current: await isCurrent(history, stored, views, name, signal),
   })));
@@ -73,5 +77,5 @@ export function feedsOf(history) {
       feeds.set(name, { name, kept_on, branch: names.get(branch) ?? String(branch), paths: Array.isArray(paths) ? paths.filter(isText) : [], behind, pending: behind !== 0 });
     }
   }
-  return [...feeds.values()];
+  return [...feeds.values()].slice(0, TOLD);
 }

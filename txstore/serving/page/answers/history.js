@@ -4,10 +4,14 @@ import { follows } from "../reader/commits.js";
 import { NotFoundError } from "../reader/errors.js";
 import { NONE } from "../reader/repository.js";
 import { differing } from "./compare.js";
+import { cut } from "../words.js";
 import { hasKeys } from "./nodes.js";
 
 const SOUGHT = 200; // commits that are looked at for one answer about a path
 const KEPT = 20_000; // commits that are remembered
+const TOLD = 20_000; // characters of what a commit says
+const READ = 50; // branches, and tags, of which the commits are read for the first view: each takes requests
+const NAMED = 1000; // that the page lists
 const WALKS = 100; // walks that are remembered
 
 export class History {
@@ -18,6 +22,7 @@ export class History {
     this.heads = []; // as of the last look: [[name, commit], ...]
     this.walks = new Map(); // walks that an answer may go on with, by the name that it has given
     this.given = 0;
+    this.unread = []; // files of branches of which the heads were not read
   }
 
   note(stored) {
@@ -30,8 +35,10 @@ export class History {
   async stored(ref) {
     const known = this.known.get(ref);
     if (known) return known;
-    const branch = await this.repository.branch(ref);
-    const found = (branch && (await this.repository.head(branch))) ?? (await this.repository.tagged(ref)) ?? (/^[0-9a-f]{8,32}$/.test(ref) && (await this.byDigits(ref)));
+    const [, name, back] = /^(.+)~(\d{0,9})$/.exec(ref) ?? [];
+    const above = name && (await this.stored(name)); // `main~2`: two commits before
+    const branch = (await this.repository.branch(ref)) ?? (this.unread.includes(ref) ? await this.repository.recordOf(ref) : undefined);
+    const found = (above && (await this.bySeq(above, above.header.seq - Number(back || 1)))) ?? (branch && (await this.repository.head(branch))) ?? (await this.repository.tagged(ref)) ?? (/^[0-9a-f]{8,32}$/.test(ref) && (await this.byDigits(ref)));
     if (!found) throw new NotFoundError(`${JSON.stringify(ref)} is no branch, tag or commit here`);
     return this.note(found);
   }
@@ -61,24 +68,29 @@ export class History {
   /** Look for the newest commit of each branch, and for tags. Where the host lists no names, `main` is what is known. */
   async look() {
     const { repository } = this;
-    const listed = (names) => names.catch(() => null);
-    const [branches, tags, main] = await Promise.all([listed(repository.branches()), listed(repository.tags()), repository.find("main")]);
-    const others = (branches ?? []).filter((name) => name !== "main");
-    const named = await Promise.all(others.map(async (name) => [name, await repository.find(name)]));
-    this.heads = [["main", main], ...named].filter(([, stored]) => stored);
-    const found = await Promise.all((tags ?? []).map(async (name) => [name, (await repository.tag(name))?.id]));
+    const listed = (directory) => repository.list(directory, {}).then((names) => names.sort(), () => null);
+    const [branches, tags, main] = await Promise.all([listed("branches"), listed("tags"), repository.find("main")]);
+    // Of one that can't be read, what it names is not known, and the others are shown. The last names are mostly the newest.
+    const readable = (names, read) => Promise.all((names ?? []).slice(-READ).map(async (name) => [name, await read(name).catch(() => undefined)]));
+    const head = async (name) => {
+      const record = await repository.recordOf(name);
+      return record && [record.name, await repository.head(record)];
+    };
+    const [named, found] = await Promise.all([readable(branches, head), readable(tags, (name) => repository.tag(name))]);
+    this.heads = [["main", main], ...named.map(([, each]) => each ?? [])].filter(([, stored]) => stored);
+    this.unread = (branches ?? []).filter((file) => !named.some(([name, each]) => each && name === file)).slice(-NAMED);
     this.called = new Map();
     const call = (id, kind, name) => {
       if (!this.called.has(id)) this.called.set(id, { branches: [], tags: [] });
       this.called.get(id)[kind].push(name);
     };
     for (const [name, stored] of this.heads) call(this.note(stored).header.id, "branches", name);
-    for (const [name, id] of found) if (id) call(id, "tags", name);
+    for (const [name, tag] of found) if (tag) call(tag.id, "tags", name);
     return {
       exists: this.heads.length > 0, lists: branches !== null,
       head: Object.fromEntries(this.heads.map(([name, { header }]) => [name, header.id])),
-      branches: this.heads.map(([name, { header }]) => ({ name, head: header.id })),
-      tags: found.filter(([, id]) => id).map(([name, commit]) => ({ name, commit })),
+      branches: [...this.heads.map(([name, { header }]) => ({ name, head: header.id })), ...this.unread.map((name) => ({ name }))],
+      tags: (tags ?? []).slice(-NAMED).map((name) => ({ name })),
     };
   }
 
@@ -114,10 +126,10 @@ export class History {
   }
 
   told(stored) {
-    const { time, parent, mergedParent, ...commit } = this.repository.commitOf(stored);
+    const { time, parent, mergedParent, author, message, properties, ...commit } = this.repository.commitOf(stored);
     const [keys_set = 0, keys_deleted = 0, prefixes_deleted = 0, bytes_set = 0, arrays = 0] = stored.header.statistics;
     return {
-      ...commit, parents: [parent, mergedParent].filter(Boolean), time: time.toISOString(),
+      ...commit, ...cut({ author, message, properties }, { size: TOLD }), parents: [parent, mergedParent].filter(Boolean), time: time.toISOString(),
       statistics: { keys_set, keys_deleted, prefixes_deleted, bytes_set, arrays }, stored_bytes: bytes_set,
       ...(this.called.get(commit.id) ?? { branches: [], tags: [] }),
     };

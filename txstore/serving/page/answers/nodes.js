@@ -1,13 +1,18 @@
 // Groups and arrays, from the keys of a commit: the members of a group, one node, their bytes, and who has written each chunk.
 
 import { NotFoundError } from "../reader/errors.js";
-import { parse, parseExactly } from "../words.js";
+import { IMPOSSIBLE, cut, parse, parseExactly, size } from "../words.js";
 
 const COUNTED = 100; // members of a group, before all of its keys are counted
 const DOCUMENTS = ["zarr.json", ".zarray", ".zgroup", ".zattrs"];
+const MOST_DOCUMENT = 16 << 20; // bytes that are read of one
+const LARGE = 1 << 20; // documents of more are read one after the other, and their numbers as JavaScript has them
+const MOST_OF_ARRAY = 64 << 10; // characters of what the document of an array says of its values
+const LISTED = 200; // arrays, by their size
 const MOST_CELLS = 1 << 16;
 const MOST_CHUNKS = 2 ** 24; // of the part of a grid that a map is of
 const MOST_DIMENSIONS = 64; // as of numpy
+const MOST_NAME = 1000; // characters of the name of a dimension, or of a data type
 const NAMED = 64; // commits of a map that are looked for at once
 
 export const prefixOf = (path) => (path ? `${path}/` : "");
@@ -15,12 +20,22 @@ const product = (lengths) => lengths.reduce((a, b) => a * b, 1);
 export const isDocument = (name) => DOCUMENTS.includes(name);
 
 export class Nodes {
+  constructor() {
+    this.last = Promise.resolve(); // the large document that is being read
+  }
+
+  /** The text of a document. */
+  async text(store, key) {
+    const { length = 0 } = (await store.entry(key)) ?? {};
+    if (length > MOST_DOCUMENT) throw new Error(`Its document has ${size(length)}, and this page reads at most ${size(MOST_DOCUMENT)}.`);
+    const read = () => store.get(key);
+    const bytes = await (length > LARGE ? (this.last = this.last.then(read, read)) : read());
+    return bytes && new TextDecoder().decode(bytes);
+  }
+
   /** The node at a path: its document, and what it says; `exactly` returns both to be compared and shown; null: nothing is there. */
   async described(store, path) {
-    const read = async (name) => {
-      const bytes = await store.get(prefixOf(path) + name);
-      return bytes && new TextDecoder().decode(bytes);
-    };
+    const read = (name) => this.text(store, prefixOf(path) + name);
     const three = await read("zarr.json");
     const [array, group, attributes] = three === undefined ? await Promise.all([".zarray", ".zgroup", ".zattrs"].map(read)) : [];
     const own = three ?? array ?? group;
@@ -31,7 +46,8 @@ export class Nodes {
     };
     const found = told(parse);
     const kind = three === undefined ? (array === undefined ? "group" : "array") : (["array", "group"].find((each) => each === found.document.node_type) ?? "unknown");
-    return { ...found, kind, exactly: () => told(parseExactly) };
+    const length = own.length + (attributes?.length ?? 0);
+    return { ...found, kind, length, exactly: () => told(length > LARGE ? parse : parseExactly) };
   }
 
   async members(store, { path = "", after, limit }, signal) {
@@ -43,20 +59,28 @@ export class Nodes {
     }
     const nodes = await Promise.all(names.slice(0, limit).map(async (name) => {
       const each = prefixOf(path) + name;
-      return this.told(store, each, await this.described(store, each));
+      try {
+        const { attributes, codecs, fill_value, ...told } = await this.told(store, each, await this.described(store, each));
+        return told;
+      } catch (error) {
+        return { path: each, kind: "unknown", fault: error.message }; // the others are shown
+      }
     }));
+    signal?.throwIfAborted();
     return { commit: store.stored.header.id, nodes, next: names.length > limit ? names[limit - 1] : null };
   }
 
   async node(store, path) {
     const described = await this.described(store, path);
     if (!described && path && !(await hasKeys(store.pages(prefixOf(path))))) throw missing(path);
-    return { commit: store.stored.header.id, ...(await this.told(store, path, described)), document: described?.document ?? null, exact: described?.exactly() };
+    const { document, attributes } = described?.exactly() ?? {};
+    const exact = { attributes: cut(attributes ?? {}), fill_value: cut(document?.fill_value) };
+    return { commit: store.stored.header.id, ...(await this.told(store, path, described)), document: ofValues(described?.document ?? {}), exact };
   }
 
   async told(store, path, described) {
     const document = described?.document ?? {};
-    const node = { path, name: path.split("/").at(-1), kind: described?.kind ?? "group", zarr_format: document.zarr_format, attributes: described?.attributes ?? {} };
+    const node = { path, name: path.split("/").at(-1), kind: described?.kind ?? "group", zarr_format: cut(document.zarr_format), attributes: cut(described?.attributes ?? {}) };
     if (node.kind !== "array") {
       let children = 0;
       for await (const _ of store.names(prefixOf(path), prefixOf(path), COUNTED)) if (++children > COUNTED) break;
@@ -65,8 +89,9 @@ export class Nodes {
     const { shape, chunks, shards, dtype, codecs } = layoutOf(document);
     const itemsize = sizeOf(dtype, document.data_type?.configuration?.length_bytes);
     const dimensions = document.dimension_names ?? node.attributes._ARRAY_DIMENSIONS;
+    const dimension_names = Array.isArray(dimensions) ? dimensions.slice(0, MOST_DIMENSIONS).map((each) => (typeof each === "string" ? each.slice(0, MOST_NAME) : null)) : null;
     return {
-      ...node, shape, chunks, shards, dtype, itemsize, codecs, fill_value: document.fill_value, dimension_names: Array.isArray(dimensions) ? dimensions : null,
+      ...node, shape, chunks, shards, dtype: dtype.slice(0, MOST_NAME), itemsize, codecs: cut(codecs), fill_value: cut(document.fill_value), dimension_names,
       logical_bytes: itemsize === null || !shape ? null : itemsize * product(shape),
     };
   }
@@ -102,6 +127,8 @@ export class Nodes {
     const arrays = new Map();
     let [path, below] = ["", "\0"];
     for await (const page of store.pages("", "", { signal })) {
+      const named = page.map(([key]) => key.slice(0, Math.max(0, key.lastIndexOf("/")))).filter((each, i) => isDocument(page[i][0].slice(each.length).replace("/", "")));
+      await Promise.all(named.map(kindOf)); // which is asked for at once
       for (const [key, { length }] of page) {
         if (!key.startsWith(below)) {
           path = await nodeOf(key);
@@ -114,7 +141,7 @@ export class Nodes {
       }
     }
     const found = [...arrays.values()].sort((one, other) => other.bytes - one.bytes);
-    return { commit: store.stored.header.id, total: found.reduce((sum, { bytes }) => sum + bytes, 0), arrays: found };
+    return { commit: store.stored.header.id, total: found.reduce((sum, { bytes }) => sum + bytes, 0), arrays: found.slice(0, LISTED), many: found.length };
   }
 
   /** The commit that has written each chunk in a part of an array's grid. A cell may cover several: it names the last one. */
@@ -149,12 +176,11 @@ export class Nodes {
     return {
       commit: store.stored.header.id, grid: grid.counts, from: low, shape: cells, step, seqs: found,
       commits: known.map((each) => each && history.told(each)), // null: no longer kept
-      cells: Array.from(seqs, (seq) => there.get(seq) ?? -1), this: there.get(store.stored.header.seq) ?? -1,
+      cells: Int32Array.from(seqs, (seq) => there.get(seq) ?? -1), this: there.get(store.stored.header.seq) ?? -1,
     };
   }
 }
 
-export const IMPOSSIBLE = "Its document has impossible lengths.";
 const isObject = (value) => value !== null && typeof value === "object" && !Array.isArray(value);
 
 /** A document that is no object says nothing. */
@@ -177,11 +203,16 @@ export async function hasKeys(pages) {
 
 const areLengths = (list, least) => Array.isArray(list) && list.length <= MOST_DIMENSIONS && list.every((each) => Number.isSafeInteger(each) && each >= least);
 
+/** What a document says of values; null: more than an array needs. */
+function ofValues({ attributes, consolidated_metadata, ...document }) {
+  return JSON.stringify(document).length <= MOST_OF_ARRAY ? document : null;
+}
+
 /** How an array is stored, by its document. A document may say anything: `shape` is null if no array has these lengths. */
 function layoutOf(document) {
   const shape = areLengths(document.shape, 0) ? document.shape : null;
   const list = (each) => (Array.isArray(each) ? each.filter(Boolean) : []);
-  const lengths = (each) => (Array.isArray(each) && each.length <= MOST_DIMENSIONS ? each : null);
+  const lengths = (each) => (Array.isArray(each) && each.length <= MOST_DIMENSIONS && each.every(Number.isFinite) ? each : null);
   if (document.zarr_format === 2 || "dtype" in document) {
     const codecs = [...list(document.filters), ...(document.compressor ? [document.compressor] : [])];
     return { shape, chunks: lengths(document.chunks), shards: null, dtype: typeof document.dtype === "string" ? document.dtype : "structured", codecs };
