@@ -647,6 +647,40 @@ class TransactionStateError(TxStoreError):
         super().__init__(message)
 
 
+class MisalignedError(TxStoreError, ValueError):
+    """A commit extends an array along a dimension, and other arrays of its group don't fit it any more.
+
+    `left` has a tuple for each array that had the same length and did not grow: its path, the path of the array that
+    grew, the dimension, the dimension's axis in the array that grew, and that array's lengths before and after.
+    `relabelled` has a tuple for each coordinate whose labels the commit changes under values that were there before:
+    its path, and the path of the array that grew along another dimension.
+    """
+
+    def __init__(
+        self,
+        *,
+        left: Sequence[tuple[str, str, str, int, tuple[int, int]]] = (),
+        relabelled: Sequence[tuple[str, str]] = (),
+    ) -> None:
+        self.left, self.relabelled = tuple(left), tuple(relabelled)
+        if self.left:
+            path, grown, dimension, axis, (before, after) = self.left[0]
+            more = f", and {len(self.left) - 1} more" if len(self.left) > 1 else ""
+            message = (
+                f"{grown!r} grows along {dimension!r} from {before} to {after}, and {path!r}{more} does not: append to "
+                "both in one transaction"
+            )
+            if not axis:
+                message += f" (constraints.EqualLength([{grown!r}, {path!r}]) asks that of every writer)"
+        else:
+            coordinate, grown = self.relabelled[0]
+            message = (
+                f"{grown!r} grows, and {coordinate!r} gets other labels, which are wrong for what {grown!r} has "
+                "already: append along the same labels (xarray's reindex_like brings values to them)"
+            )
+        super().__init__(f"{message}; or commit(allow_misaligned=True), if that is meant")
+
+
 class KeyFormatError(TxStoreError, ValueError):
     """TxStore can't store this key, branch or tag name: the message says what is wrong with it."""
 
@@ -661,23 +695,3 @@ class UncommittedChangesWarning(UserWarning):
 
 class ClockWarning(UserWarning):
     """The time of a commit is later than this machine's clock: one of two clocks is wrong."""
-
-
-class UnequalLengthsWarning(UserWarning):
-    """A commit extends one array along a dimension, but not another array of the same length: the message names both.
-
-    `left` has a tuple for each array that did not grow: its path, the path of the array that grew, the dimension,
-    the dimension's axis in the array that grew, and the lengths of that array before and after.
-    """
-
-    def __init__(self, left: Sequence[tuple[str, str, str, int, tuple[int, int]]]) -> None:
-        self.left = tuple(left)
-        super().__init__(self.left)  # what makes it again
-
-    def __str__(self) -> str:
-        path, grown, dimension, axis, (before, after) = self.left[0]
-        more = f", and {len(self.left) - 1} more" if len(self.left) > 1 else ""
-        advice = "append to both in one transaction"
-        if not axis:
-            advice += f"; constraints.EqualLength([{grown!r}, {path!r}]) makes this an error at every commit"
-        return f"{grown!r} grows along {dimension!r} from {before} to {after}, and {path!r}{more} does not: {advice}"

@@ -12,8 +12,10 @@ import multiprocessing.process
 import os
 import sys
 import threading
+import time
 import weakref
 from collections.abc import Callable, Iterable, Iterator
+from datetime import datetime
 from types import FrameType
 from typing import Generic, Protocol, TypeVar
 
@@ -161,3 +163,17 @@ def _find_bootstrap() -> FrameType | None:
     while frame is not None and frame.f_code is not code:
         frame = frame.f_back
     return frame
+
+
+def told(process: int) -> str:
+    """Say which process of this machine has an id: its command, and since when it runs. Linux says that in `/proc`."""
+    try:
+        with open(f"/proc/{process}/cmdline", encoding="utf-8", errors="replace") as file:
+            command = " ".join(file.read().split("\0")).strip()
+        with open(f"/proc/{process}/stat", encoding="utf-8", errors="replace") as file:
+            ticks = int(file.read().rpartition(")")[2].split()[19])  # since the machine was started
+    except (OSError, ValueError, IndexError):
+        return f"process {process}"
+    age = time.clock_gettime(time.CLOCK_BOOTTIME) - ticks / os.sysconf("SC_CLK_TCK")
+    since = datetime.fromtimestamp(time.time() - age).astimezone().isoformat(" ", "seconds")
+    return f"process {process} ({command if len(command) <= 80 else command[:77] + '...'}, since {since})"

@@ -476,7 +476,9 @@ class TxStore(ZarrInterface):
 
     # --- transactions
 
-    def commit(self, message: str | None = None, *, allow_lost: bool = False) -> Commit | None:
+    def commit(
+        self, message: str | None = None, *, allow_lost: bool = False, allow_misaligned: bool = False
+    ) -> Commit | None:
         """Publish the changes that this process and all other participants staged. The store then reads the new commit.
 
         Returns the new commit. If nothing changed, a commit is made only if it has a message or properties, given here
@@ -484,8 +486,12 @@ class TxStore(ZarrInterface):
 
         Errors as of `Transaction.commit`. After `ConflictError` the staged changes remain: `rollback()` drops them.
         `allow_lost` also commits the changes of processes that died before they finished.
+
+        Raises `MisalignedError` if an array has grown along a named dimension, and an array of its group that was
+        opened here does not fit it any more: it was as long and did not grow, or it is the coordinate of another
+        dimension and has other labels now. `allow_misaligned` commits that.
         """
-        return self._writer().session.commit(message, allow_lost=allow_lost)
+        return self._writer().session.commit(message, allow_lost=allow_lost, allow_misaligned=allow_misaligned)
 
     @property
     def unchanged(self) -> bool:

@@ -239,7 +239,7 @@ EDITS = [
         "sweep",
         "rename commits/main/N < take version < publish < vacuum",
     ),
-    Edit("maintenance.vacuum:_Vacuum._limited", "*self._bases(), ", "", "vacuumed around"),
+    Edit("maintenance.vacuum:_Vacuum._limited", "limits += self._bases()", "pass", "vacuumed around"),
     Edit(
         "maintenance.vacuum:_Vacuum._unreachable",
         "*self._versions_pinned(branch, versions, pinned[branch])",

@@ -1,13 +1,14 @@
 """`xr.open_dataset("data.tx")`, and the programs of docs/how-to/xarray.md."""
 
 import re
-import warnings
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import dask
 import fsspec
 import numpy as np
+import numpy.typing as npt
 import pytest
 import xarray as xr
 import zarr
@@ -196,40 +197,67 @@ def test_what_is_no_store_says_what_to_pass(filled: txstore.Repository, tmp_path
         dataset(0, 4).to_zarr(f"txstore::{filled.url}", mode="a")
 
 
-def test_what_is_left_behind_is_told(repo: txstore.Repository) -> None:
-    def write(data: xr.Dataset, **options: object) -> None:
-        with repo.transaction() as store:
-            data.to_zarr(store, **options)
-
+@pytest.mark.parametrize("zarr_format", [2, 3])
+def test_an_append_that_leaves_an_array_behind_is_refused(repo: txstore.Repository, zarr_format: int) -> None:
     data = dataset(0, 4).assign(other=("time", np.arange(4)), apart=("z", np.arange(4)))
-    for zarr_format in (2, 3):
-        group = f"format-{zarr_format}"
-        more = dataset(4, 2).assign(other=("time", np.arange(2)))
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            write(data, group=group, zarr_format=zarr_format)
-            write(more, group=group, append_dim="time")
-        with pytest.warns(txstore.UnequalLengthsWarning, match="EqualLength") as caught:
-            write(dataset(6, 2), group=group, append_dim="time")
-        assert [each[:3] for each in caught[0].message.left] == [(f"{group}/other", f"{group}/temperature", "time")]
-        assert caught[0].message.left[0][3:] == (0, (6, 8))
-        assert caught[0].filename == __file__
-        with warnings.catch_warnings():
-            warnings.simplefilter("error")
-            write(dataset(8, 2), group=group, append_dim="time")  # they are unequal already, and stay so
-            with repo.transaction() as store:
-                zarr.open_array(store, path=f"{group}/apart").append(np.arange(3))
+    with repo.transaction() as store:
+        data.to_zarr(store, group="g", zarr_format=zarr_format)
+    with repo.transaction() as store:
+        dataset(4, 2).assign(other=("time", np.arange(2))).to_zarr(store, group="g", append_dim="time")
+    with pytest.raises(txstore.MisalignedError, match="EqualLength") as caught, repo.transaction() as store:
+        dataset(6, 2).to_zarr(store, group="g", append_dim="time")
+    assert [each[:3] for each in caught.value.left] == [("g/other", "g/temperature", "time")]
+    assert caught.value.left[0][3:] == (0, (6, 8))
+    assert xr.open_dataset(repo, engine=Engine, group="g").sizes["time"] == 6
+    with repo.transaction() as store:
+        dataset(6, 2).to_zarr(store, group="g", append_dim="time")
+        store.commit(allow_misaligned=True)
+        dataset(8, 2).to_zarr(store, group="g", append_dim="time")  # they are unequal already, and stay so
+        zarr.open_array(store, path="g/apart").append(np.arange(3))
 
 
-def test_a_warning_that_is_an_error_commits_nothing(filled: txstore.Repository) -> None:
+LABELS = [
+    np.arange(3),
+    np.array([0.0, np.nan, 1.0]),
+    np.array(["a", "b", "c"], dtype=object),
+    np.array(["a", "bc", "d"]),
+    np.array(["2026-01-01", "2026-01-02", "2026-01-04"], dtype="M8[ns]"),
+]
+
+
+@pytest.mark.parametrize("zarr_format", [2, 3])
+@pytest.mark.parametrize("labels", LABELS, ids=lambda labels: labels.dtype.str)
+@pytest.mark.filterwarnings("ignore")
+def test_an_append_that_gives_old_values_other_labels_is_refused(
+    repo: txstore.Repository, labels: npt.NDArray[Any], zarr_format: int
+) -> None:
+    def rows(first: int, labels: npt.NDArray[Any]) -> xr.Dataset:
+        values = ("time", "level"), np.ones((2, 3))
+        return xr.Dataset({"a": values}, {"time": np.arange(first, first + 2), "level": labels})
+
+    with repo.transaction() as store:
+        rows(0, labels).to_zarr(store, zarr_format=zarr_format)
+    with repo.transaction() as store:
+        rows(2, labels).to_zarr(store, append_dim="time")
+    with pytest.raises(txstore.MisalignedError, match="reindex_like") as caught, repo.transaction() as store:
+        rows(4, labels[::-1]).to_zarr(store, append_dim="time")
+    assert caught.value.relabelled == (("level", "a"),)
+    with repo.transaction() as store:
+        level = zarr.open_array(store, path="level")
+        level[0] = level[1]  # nothing grows
+        store.commit()
+        rows(4, labels[::-1]).to_zarr(store, append_dim="time")
+        store.commit(allow_misaligned=True)
+    assert xr.open_dataset(repo, engine=Engine).sizes["time"] == 6
+
+
+def test_an_append_that_is_refused_can_go_on(filled: txstore.Repository) -> None:
     store = filled.transaction()
     group = zarr.open_group(store)
     sorted(group.array_keys())
     group["time"].append(np.arange(2))
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with pytest.raises(txstore.UnequalLengthsWarning):
-            store.commit()
+    with pytest.raises(txstore.MisalignedError):
+        store.commit()
     group["temperature"].append(np.ones((2, 3)))
     store.commit()
     assert xr.open_dataset(filled, engine=Engine).sizes["time"] == 6

@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import random
+import re
 import shutil
 import subprocess
 import sys
@@ -285,8 +286,13 @@ def test_a_reader_in_another_process_is_waited_for(repo: txstore.Repository) -> 
         [sys.executable, "-c", program, repo.url], stdin=subprocess.PIPE, stdout=subprocess.PIPE
     ) as reader:
         assert int(reader.stdout.readline()) == 1000
-        with pytest.raises(txstore.ErasureTimeoutError, match="a process reads main@1"):
+        who = rf"process {reader.pid} \(.*import sys, txstore.*, since 20.*\) reads main@1"
+        with pytest.raises(txstore.ErasureTimeoutError, match=who):
             repo.erase("s", timeout=0)
+        report = repo.vacuum(keep=1)
+        assert report.oldest_kept <= 1
+        assert re.match(rf"process {reader.pid} \(.* reads, or writes on, main@1", report.held[0])
+        assert report.held[0] in str(report)
         reader.communicate()
     repo.erase("s", timeout=0)
     assert leaks(files_of(repo.url)) == []

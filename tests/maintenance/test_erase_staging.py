@@ -286,7 +286,7 @@ def elsewhere(repo: txstore.Repository, signs: Path, ending: str, name: str | No
 @pytest.mark.parametrize("ending", ["commit", "rollback"])
 def test_of_another_process(on_disk: txstore.Repository, tmp_path: Path, kind: str, ending: str) -> None:
     with elsewhere(on_disk, tmp_path, ending) as worker:
-        with pytest.raises(txstore.ErasureTimeoutError, match="a process reads main@0, or writes on it"):
+        with pytest.raises(txstore.ErasureTimeoutError, match=r"process \d+ \(.*\) reads main@0, or writes on it"):
             on_disk.erase(*ERASED[kind], timeout=0)
         (tmp_path / "end").touch()
         worker.result()
@@ -304,7 +304,7 @@ def test_of_a_process_that_stands_still(on_disk: txstore.Repository, tmp_path: P
         pid = worker.process.pid
         assert pid is not None
         os.kill(pid, signal.SIGSTOP)
-        with pytest.raises(txstore.ErasureTimeoutError, match="a process reads main@0, or writes on it"):
+        with pytest.raises(txstore.ErasureTimeoutError, match=r"process \d+ \(.*\) reads main@0, or writes on it"):
             on_disk.erase(*ERASED[kind], timeout=0)
         assert any(".staging" in path for path in leaks(on_disk))
         if then == "goes on":

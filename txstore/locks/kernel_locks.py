@@ -7,8 +7,10 @@ So a child closes these files and never unlocks them: that would free the parent
 
 from __future__ import annotations
 
+import contextlib
 import errno
 import fcntl
+import glob
 import os
 import struct
 import time
@@ -79,6 +81,20 @@ class ByteLocks:
         question = _flock(fcntl.F_WRLCK, 0, self._offset, below, 0)
         answer = _FLOCK.unpack(fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, question))
         return None if answer[0] == fcntl.F_UNLCK else max(0, int(answer[2]) - self._offset)
+
+    def holders(self, below: int) -> list[int]:
+        """Return the ids of this user's processes here, this one included, that lock a number below `below`.
+
+        An OFD lock has no process id, but Linux lists it with its descriptor in `/proc`. Elsewhere none is known.
+        """
+        here, found = os.fstat(self._descriptor), set()
+        for path in glob.iglob("/proc/[0-9]*/fd/*"):
+            with contextlib.suppress(OSError, ValueError):  # another user's, or it is closed now
+                with open(path.replace("/fd/", "/fdinfo/"), encoding="utf-8") as file:
+                    locks = [int(line.split()[-2]) - self._offset for line in file if line.startswith("lock:")]
+                if any(0 <= lock < below for lock in locks) and os.path.samestat(os.stat(path), here):
+                    found.add(int(path.split("/")[2]))
+        return sorted(found)
 
 
 class LockFiles:

@@ -27,6 +27,9 @@ if TYPE_CHECKING:
 SPAN = 1 << 40
 _SPANS = 1 << 22
 
+#: Who holds a pin, in words.
+HERE = "this process"
+
 _PAUSE = 0.0001  # seconds
 #: The locked seq, in case an interrupt came between the two steps that record it.
 _UNSURE: Final = -1
@@ -98,6 +101,15 @@ class Pins:
     def is_held_here(self, below: int) -> bool:
         """Tell whether this process itself has pinned a seq below `below`."""
         return any(held.seq < below and held() is not None for held in list(self._held))
+
+    def holders(self, below: int) -> str:
+        """Say which processes have pinned a seq below `below`; of another machine or user only that there is one."""
+        if self.is_held_here(below):
+            return HERE
+        found: list[int] = []
+        if (locks := self._locks()) is not None:
+            found = locks.holders(min(below, SPAN))
+        return " and ".join(map(processes.told, found)) or "a process"
 
     def _lowest(self, below: int) -> int | None:
         self._settle()

@@ -50,7 +50,7 @@ from txstore.history.operations import forget_details
 from txstore.history.publisher import Contents, Publisher
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.history.staged_packs import recorded
-from txstore.locks.pins import SPAN
+from txstore.locks.pins import HERE, SPAN
 from txstore.maintenance.reachable import living_branches
 from txstore.maintenance.replacement_packs import RowFates, ValueAfter, write_replacements
 from txstore.maintenance.scrub import Fates, Survey, rewrite, survey
@@ -62,8 +62,6 @@ from txstore.storage.interface import Storage, paths_in, write_over
 T = TypeVar("T")
 
 _LOOK_AGAIN = 0.05  # seconds
-#: How a holder is named that is this process.
-_HERE = "this process"
 #: Checks for remaining values, while other processes can't be kept from committing.
 _ROUNDS = 5
 
@@ -349,7 +347,7 @@ class _Erasing:
                 raise ErasureTimeoutError(self.paths, holders, done=done)
             if self._has_collected:
                 for holder in holders:
-                    if holder.startswith(_HERE):
+                    if holder.startswith(HERE):
                         self._warn(holder)
                 time.sleep(_LOOK_AGAIN)
             else:
@@ -393,10 +391,9 @@ class _Erasing:
             first = min(first, self._began.setdefault(branch, first))
         pins = self._snapshots.pins(branch)
         if (seq := pins.lowest(first)) is not None:
-            here = _HERE if pins.is_held_here(first) else "a process"
             version = seq - difference
             what = self._commits.branches.label(branch, version) if version >= 0 else "what was before the first commit"
-            found.append(f"{here} reads {what}, or writes on it")
+            found.append(f"{pins.holders(first)} reads {what}, or writes on it")
         for record in recorded(self._commits.storage):
             base = -1 if record.base is None else record.base[0]
             if record.branch == branch and base + difference < first:

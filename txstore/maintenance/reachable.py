@@ -137,19 +137,19 @@ def sizes_of(commits: Commits, paths: Iterable[str]) -> dict[str, int]:
     return {path: found.get(path, 0) for path in paths}
 
 
-def kept_for_feeds(commits: Commits, head: Stored) -> Iterator[int]:
-    """Yield for each feed the lowest version that it needs of a branch, whose head is given.
+def kept_for_feeds(commits: Commits, head: Stored) -> Iterator[tuple[int, str]]:
+    """Yield for each feed the lowest version that it needs of a branch, whose head is given, and its name.
 
     The cursors are those in the newest commits of all branches. A feed needs the commit where it is, too: the next
     change is told against it. Raises `CorruptionError` for a cursor that can't be understood.
     """
     branch = head.header.branch
-    for cursor in _cursors(commits):
+    for name, cursor in _cursors(commits):
         version = max(cursor.place.version, 0)
         line = {cursor.branch: None, **dict(commits.branches.lineage(cursor.branch))}
         last = line.get(branch, -1)  # the last version of this branch that the followed one has
         if last is None or version <= last:
-            yield max(version, _limit(commits, head, cursor))
+            yield max(version, _limit(commits, head, cursor)), name
 
 
 def _limit(commits: Commits, head: Stored, cursor: Cursor) -> int:
@@ -161,12 +161,12 @@ def _limit(commits: Commits, head: Stored, cursor: Cursor) -> int:
     return max(lowest, 0)
 
 
-def _cursors(commits: Commits) -> Iterator[Cursor]:
+def _cursors(commits: Commits) -> Iterator[tuple[str, Cursor]]:
     heads = filter(None, map(commits.head, living_branches(commits)))
     for head in heads:
         for name, written in head.header.declared.cursors.items():
             if not is_mark(name):
                 try:
-                    yield Cursor.from_dict(written)
+                    yield name, Cursor.from_dict(written)
                 except (KeyError, TypeError, ValueError, AttributeError) as error:
                     raise CorruptionError(head.path, reason=f"cursor {name!r} is invalid: {error!r}") from error

@@ -69,6 +69,8 @@ class VacuumReport:
     staged : int
         Number of these bytes that were staged by processes that died before they committed.
     dry_run : bool
+    held : tuple of str
+        Who needs commits that were to expire: processes, open transactions, feeds.
     """
 
     oldest_kept: int
@@ -77,9 +79,10 @@ class VacuumReport:
     bytes: int
     staged: int = 0
     dry_run: bool = False
+    held: tuple[str, ...] = ()
 
     def as_dict(self) -> dict[str, int]:
-        """Return the numbers by their names."""
+        """Return the numbers by their names: no names of processes, for the log of operations."""
         return {
             "oldest_kept": self.oldest_kept, "expired": self.expired, "files": self.files, "bytes": self.bytes,
             "staged": self.staged,
@@ -91,6 +94,7 @@ class VacuumReport:
         return (
             f"{self.files:,} files ({readable_size(self.bytes)}{staged}) {would}deleted, {self.expired:,} commits "
             f"{would}expired; commits are kept from version {self.oldest_kept} on"
+            + "".join(f"; {holder}" for holder in self.held)
         )
 
     def __repr__(self) -> str:
@@ -160,6 +164,7 @@ class _Vacuum:
         self._ancestry = Ancestry(commits)
         self._gone = self._gone_bytes = self._gone_uploaded = 0  # deleted, or to be: files, bytes, uploads
         self._spare = Spare(commits, branch)
+        self._held: dict[str, None] = {}  # who needs commits that were to expire
 
     def run(self, keep: int | None, before: int | None) -> VacuumReport:
         if not self.dry_run:
@@ -194,7 +199,8 @@ class _Vacuum:
         kept = sum(branch == self.branch and first <= version < oldest_kept for branch, version in named)
         expired = max(0, oldest_kept - first) - kept
         count, size = self._gone + len(staged), self._gone_bytes + staged_size
-        return VacuumReport(oldest_kept, expired, count, size, staged_size + self._gone_uploaded, self.dry_run)
+        staged_size += self._gone_uploaded
+        return VacuumReport(oldest_kept, expired, count, size, staged_size, self.dry_run, tuple(self._held))
 
     def _check_not_stopped(self) -> None:
         """Raise `OSError` if a commit may lack its version: a repair restores it, and needs its other files."""
@@ -218,20 +224,27 @@ class _Vacuum:
         return max(head.header.oldest_kept, self._limited(head, wanted))
 
     def _limited(self, head: Stored, wanted: int) -> int:
-        wanted = self._pinned(head, below=wanted)  # first: see above
-        return min([wanted, *self._bases(), *kept_for_feeds(self.commits, head)])
+        limits = [*self._pinned(head, wanted)]  # first: see above
+        limits += self._bases()
+        limits += ((version, f"the feed {name!r} needs") for version, name in kept_for_feeds(self.commits, head))
+        for version, who in limits:
+            if version < wanted:
+                self._held[f"{who} {self.commits.branches.label(self.branch, version)}"] = None
+        return min([wanted, *(version for version, _ in limits)])
 
-    def _bases(self) -> Iterator[int]:
+    def _bases(self) -> Iterator[tuple[int, str]]:
         """Yield the base versions of recorded transactions: a named transaction outlives its processes."""
         for record in recorded(self.commits.storage):
             if record.branch == self.branch:
-                yield 0 if record.base is None else record.base[0]
+                what = "a transaction" if record.name is None else f"the transaction {record.name!r}"
+                yield 0 if record.base is None else record.base[0], f"{what}, begun by {record.owner}, is open on"
 
-    def _pinned(self, head: Stored, below: int) -> int:
-        """Return the lowest version that a living process reads or bases a transaction on; `below` if none is lower."""
+    def _pinned(self, head: Stored, below: int) -> Iterator[tuple[int, str]]:
+        """Yield the lowest version that a living process reads or bases a transaction on, if it is below `below`."""
         difference = head.header.seq - head.header.version  # both grow by one with each commit
-        seq = self.snapshots.pins(self.branch).lowest(below + difference)
-        return below if seq is None else max(0, seq - difference)
+        pins = self.snapshots.pins(self.branch)
+        if (seq := pins.lowest(below + difference)) is not None:
+            yield max(0, seq - difference), f"{pins.holders(below + difference)} reads, or writes on,"
 
     # --- the commit that raises the oldest kept version
 

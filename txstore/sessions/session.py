@@ -184,7 +184,14 @@ class Session:
 
     # --- from one transaction to the next
 
-    def commit(self, message: str | None = None, *, allow_lost: bool = False, at_end: bool = False) -> Commit | None:
+    def commit(
+        self,
+        message: str | None = None,
+        *,
+        allow_lost: bool = False,
+        allow_misaligned: bool = False,
+        at_end: bool = False,
+    ) -> Commit | None:
         """Commit the staged writes, and base the next transaction on the new commit. None if there is no new commit.
 
         `at_end`: the block ends. It needs no further commit for its message if it has made one.
@@ -196,7 +203,8 @@ class Session:
             old = ended.base
             ended.members.follow_others()
             self.held.learn(ended)
-            self.held.warn_of_left_behind(ended)
+            if not allow_misaligned:
+                self.held.check_aligned(ended)
             ended.ending.needs_change = at_end and self._has_ended_one
             made = ended.commit(message, allow_lost=allow_lost)
             if made is not None or not ended.ending.needs_change:

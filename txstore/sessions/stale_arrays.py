@@ -12,8 +12,10 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from typing import Any, NamedTuple
 
 from txstore import processes
-from txstore.errors import StaleArrayError, TxStoreError, UnequalLengthsWarning, warn
+from txstore.codecs.chunk_codec import ChunkDecoder, NotMergeableError, bits
+from txstore.errors import MisalignedError, StaleArrayError, TxStoreError
 from txstore.format.documents import (
+    Described,
     DocumentChange,
     compare_documents,
     describe,
@@ -25,6 +27,7 @@ from txstore.format.documents import (
 )
 from txstore.format.keys import (
     DOCUMENT_NAMES,
+    after_prefix,
     ancestors,
     directory_prefix,
     document_key,
@@ -307,10 +310,10 @@ class HeldDocuments:
 
     # --- from one transaction to the next
 
-    def warn_of_left_behind(self, transaction: Transaction) -> None:
-        """Warn if an array has grown along a dimension, but another array with an open object has not.
+    def check_aligned(self, transaction: Transaction) -> None:
+        """Raise `MisalignedError` if an array has grown, and an array with an open object does not fit it any more.
 
-        This does not warn for an ended transaction, whose commit raises `TransactionStateError`.
+        Nothing is checked of an ended transaction, whose commit raises `TransactionStateError`.
         """
         if transaction.state != "open":
             return
@@ -319,19 +322,20 @@ class HeldDocuments:
         changed = [key for key, link in documents.items() if link is not None]
         if not changed:
             return
-        base = transaction.base
-        before = base.without_request
+        before = transaction.base.without_request
 
         def after(key: str) -> bytes | memoryview | None:
             link = documents.get(key)
             return before(key) if link is None else transaction.staged.content(key, link)
 
-        found = list(left_behind(changed, documents, before, after))
-        if found and (views := transaction.views.read()):  # the commit resizes what they make
+        left = list(left_behind(changed, documents, before, after))
+        relabelled = list(_relabelled(transaction, changed, before, after))
+        if (left or relabelled) and (views := transaction.views.read()):  # the commit resizes what they make
             derived = {output for view in views.values() for output in view.outputs}
-            found = [each for each in found if not {each.path, each.grown} & derived]
-        if found:
-            warn(UnequalLengthsWarning(found))
+            left = [each for each in left if not {each.path, each.grown} & derived]
+            relabelled = [each for each in relabelled if not {*each} & derived]
+        if left or relabelled:
+            raise MisalignedError(left=left, relabelled=relabelled)
 
     def staged_in(self, transaction: Transaction) -> dict[str, bool]:
         """Return the documents that a rollback will drop, each with whether there may be chunks below it."""
@@ -458,17 +462,54 @@ def left_behind(changed: Collection[str], known: Collection[str], before: Get, a
     objects hold: xarray opens all arrays of a group to append to it.
     """
     told: set[str] = set()
+    for path, name, axis, lengths in _grown(changed, before, after):
+        group = path.rpartition("/")[0]
+        for sibling in sorted({node_of_document(key) for key in known} - {"", path} - told):
+            if sibling.rpartition("/")[0] == group and _has(sibling, name, lengths[0], before, after):
+                told.add(sibling)
+                yield LeftBehind(sibling, path, name, axis, lengths)
+
+
+def _grown(changed: Collection[str], before: Get, after: Get) -> Iterator[tuple[str, str, int, tuple[int, int]]]:
+    """Yield each named dimension along which an array has grown: path, dimension, axis, lengths before and after."""
     for path in sorted({node_of_document(key) for key in changed}):
         old, new = describe(before, path), describe(after, path)
         if old is None or new is None or old.kind != "array" or len(old.node.shape) != len(new.node.shape):
             continue
         for axis, (name, was, now) in enumerate(zip(new.dimensions, old.node.shape, new.node.shape, strict=False)):
             if name is not None and now > was:
-                group = path.rpartition("/")[0]
-                for sibling in sorted({node_of_document(key) for key in known} - {"", path} - told):
-                    if sibling.rpartition("/")[0] == group and _has(sibling, name, was, before, after):
-                        told.add(sibling)
-                        yield LeftBehind(sibling, path, name, axis, (was, now))
+                yield path, name, axis, (was, now)
+
+
+def _relabelled(
+    transaction: Transaction, changed: Collection[str], before: Get, after: Get
+) -> Iterator[tuple[str, str]]:
+    """Yield the coordinates that got other labels while an array grew along another dimension, with that array.
+
+    A coordinate has the name of its only dimension. An array of no elements had no labels.
+    """
+    staged, base = transaction.members.staged, transaction.base
+    for path, dimension, _, (was, _) in _grown(changed, before, after):
+        grown, group = describe(after, path), path.rpartition("/")[0]
+        for name in {*grown.dimensions} - {None, dimension} if was and grown is not None else ():
+            coordinate = f"{group}/{name}" if group else str(name)
+            prefix = directory_prefix(coordinate)
+            keys = [key for key in staged.between(prefix, after_prefix(prefix)) if not is_document(key)]
+            old, new = (describe(get, coordinate) if keys else None for get in (before, after))
+            if old is None or new is None or not old.dimensions == new.dimensions == (name,):
+                continue
+            if old.node.shape == new.node.shape and any(
+                _decoded(old, key, base.get_view(key)) != _decoded(new, key, transaction.get_view(key)) for key in keys
+            ):
+                yield coordinate, path
+
+
+def _decoded(array: Described, key: str, value: memoryview | None) -> bytes | None:
+    """Return the bytes of a chunk's elements; of one that can't be decoded, its value."""
+    try:
+        return bits(ChunkDecoder.of(array, key).decode(value))
+    except NotMergeableError:
+        return None if value is None else bytes(value)
 
 
 def _has(path: str, dimension: str, length: int, before: Get, after: Get) -> bool:

@@ -276,7 +276,7 @@ class Siblings:
         others = [number for number in shared.participants() if number not in self._passed_over | {self._staged.me}]
         tails = {number: self._tails.get(number) or shared.tail(number) for number in others}
         packs = shared.packs() if others else ()
-        if joining and not shared.is_named:
+        if joining:
             news = self._read_to_join(shared, tails, packs)
         else:
             news = {number: tail.new_frames(packs) for number, tail in tails.items()}
