@@ -523,8 +523,9 @@ class StagedKeys:
             for left in (each for each in links if is_lost(each.place, lost)):
                 on = [each for each in kept if _has_seen_lost(each, left, lost)]
                 versions = [left, *on]
-                is_again = any(_content(each) in map(_content, versions[: versions.index(each)]) for each in on) or any(
-                    _content(each) in map(_content, versions) for each in kept if each not in on
+                contents = [each.content for each in versions]
+                is_again = len(set(contents)) < len(contents) or any(
+                    each.content in contents for each in kept if each not in on
                 )
                 if on and not is_again and anew.isdisjoint(each.participant for each in on):
                     known = known_to(left, links, prefixes) or set()
@@ -554,10 +555,6 @@ def _has_seen_lost(link: Link, left: Link, lost: Mapping[int, int]) -> bool:
     """Tell whether the writer of a link had seen lost frames of another one."""
     seen = link.seen
     return isinstance(seen, Predecessor) and seen.participant == left.participant and is_lost(seen, lost)
-
-
-def _content(link: Link) -> tuple[int, int, int]:
-    return link.kind, link.length, link.checksum
 
 
 _NOTHING = Region(())

@@ -42,6 +42,10 @@ class Link(NamedTuple):
     def place(self) -> Predecessor:
         return Predecessor(self.participant, self.sequence)
 
+    @property
+    def content(self) -> tuple[int, int, int]:
+        return self.kind, self.length, self.checksum
+
 
 def extend(links: list[Link], link: Link, closed: int = -1) -> bool:
     """Add a frame that comes after all others of its process.
@@ -235,13 +239,19 @@ def is_repeated(
 ) -> bool:
     """Tell whether `kept` links have all elements of a lost link, and were written without its writer's knowledge.
 
-    A process may have written again what the lost writer had seen of it. It is unknown what it has written since.
+    A process may have written again what the lost writer had seen of it. It is unknown what it has written since. For a
+    region with loose boxes, a link with the same region and value will do.
     """
     known = known_to(link, links, prefixes)
     if known is None:
         return False
-    written = _united(other for other in kept if other.place not in known)
-    return written.contains(link.region) or (link.region.is_whole and written.contains(whole()))
+    anew = [other for other in kept if other.place not in known]
+    written = _united(anew)
+    return (
+        written.contains(link.region)
+        or (link.region.is_whole and written.contains(whole()))
+        or any(other.content == link.content and other.region == link.region for other in anew)
+    )
 
 
 def known_to(link: Link, links: Sequence[Link], prefixes: Prefixes) -> set[Predecessor] | None:
@@ -373,8 +383,6 @@ def _without_seen(link: Link) -> Link:
 
 def _are_equal(links: Sequence[Link], equal: Callable[[Link, Link], bool]) -> bool:
     first = links[0]
-    what = (first.kind, first.length, first.checksum)
     return all(
-        link.seen == packfile.SEEN_NOTHING and (link.kind, link.length, link.checksum) == what and equal(first, link)
-        for link in links
+        link.seen == packfile.SEEN_NOTHING and link.content == first.content and equal(first, link) for link in links
     )
