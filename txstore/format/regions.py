@@ -22,7 +22,8 @@ _MAX_PIECES = 1000
 class Region:
     """Some elements of a chunk: all that lie in one of at most 16 boxes, or the whole chunk (`boxes` is None).
 
-    Of each `loose` box, which is one of `boxes`, only some elements were written, though it may be as large as the chunk.
+    Of each `loose` box, which is one of `boxes`, only some elements were written, though it may be as large as the
+    chunk.
 
     Boxes may overlap. A region knows nothing of the shape of the chunk.
 
