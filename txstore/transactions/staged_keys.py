@@ -508,10 +508,11 @@ class StagedKeys:
             if all(is_lost(Predecessor(each, sequence), lost) for each, (sequence, _) in places.items())
         ]
 
-    def documents_on_lost(self, lost: Mapping[int, int]) -> Iterator[tuple[str, Link, list[Link]]]:
-        """Yield the lost links on documents from which others have made newer ones, each with the kept ones before it.
+    def documents_on_lost(self, lost: Mapping[int, int]) -> Iterator[tuple[str, Link, list[Link], bool]]:
+        """Yield the lost links on documents that others have written, each with the kept ones before it.
 
-        Not if a participant has written the same once more since, or has deleted a prefix above it.
+        And whether others have made newer ones from it. Not if a participant has written the same once more, or has
+        deleted a prefix above it.
         """
         for key, link in self.items() if lost else ():
             if not is_document(key) or link.kind == packfile.FRAME_TOMBSTONE:
@@ -527,9 +528,9 @@ class StagedKeys:
                 is_again = len(set(contents)) < len(contents) or any(
                     each.content in contents for each in kept if each not in on
                 )
-                if on and not is_again and anew.isdisjoint(each.participant for each in on):
+                if kept and not is_again and anew.isdisjoint(each.participant for each in on or kept):
                     known = known_to(left, links, prefixes) or set()
-                    yield key, left, [each for each in kept if each.place in known]
+                    yield key, left, [each for each in kept if each.place in known], bool(on)
 
     def restart(self, me: int) -> None:
         """Be empty, as another participant."""

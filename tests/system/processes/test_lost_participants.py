@@ -402,21 +402,28 @@ def resize(store: TxStore, *shape: int) -> None:
     zarr.open_array(store, path="x").resize(shape)
 
 
+@pytest.mark.parametrize("name", [None, "job"])
 @pytest.mark.parametrize("then", [(append_whole, 2), (set_attribute, 2)], ids=["append", "attributes"])
-def test_who_goes_on_from_a_half_append_does_not_hide_it(repo, store, then):
-    """The rows in between would be fill values."""
-    length = 32
+def test_who_goes_on_after_a_half_append_does_not_hide_it(repo, then, name):
+    """Where it is resumed, the rows in between would be fill values. Else it is not there, or is done again."""
+    with repo.transaction() as store:
+        zarr.create_array(store, name="x", data=np.zeros(32, "i8"), chunks=(4,))
+    store = repo.transaction(name=name)
     with members(store, 3) as (before, worker, other):
         before.do(locked, "x", txstore.APPEND, append_whole, 1)
+        before.leave()
         worker.begin(locked, "x", txstore.APPEND, append_half, 3)
         worker.process.join(TIMEOUT)
         other.do(locked, "x", txstore.APPEND, *then)
         other.leave()
-    with pytest.raises(txstore.ParticipantLostError) as caught:
-        store.commit()
-    assert "x/zarr.json" in caught.value.keys
+    is_again = name is None and then[0] is append_whole
+    if not is_again:
+        with pytest.raises(txstore.ParticipantLostError) as caught:
+            store.commit()
+        assert "x/zarr.json" in caught.value.keys
     store.commit(allow_lost=True)
-    assert committed(repo)[length : length + 8] == [1] * 4 + [0] * 4
+    rows = [2] * 4 if is_again else [] if name is None else [0] * 4 + [2] * 4
+    assert committed(repo)[32:] == [1] * 4 + rows[: 4 if then[0] is set_attribute else None]
 
 
 @pytest.mark.parametrize("lost", [(set_attribute, 1), (resize, 36)], ids=["attributes", "resize"])
