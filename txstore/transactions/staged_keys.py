@@ -26,6 +26,7 @@ from txstore.transactions.participants.chains import (
     is_repeated,
     is_undone,
     know_of,
+    knows_of_all,
     known_to,
     merged,
     newest,
@@ -443,7 +444,7 @@ class StagedKeys:
                     among is None
                     and counts is None
                     and not is_on_aborted
-                    and is_undone(links, prefixes, lost_here, partial(whole, key))
+                    and is_undone(links, prefixes, lost_here, equal, partial(whole, key))
                 ):
                     self._undone.add(key)
                 if counts is None or is_on_aborted:
@@ -505,8 +506,15 @@ class StagedKeys:
         return keys + [
             prefix
             for prefix, places in sorted(self._prefixes.items())
-            if all(is_lost(Predecessor(each, sequence), lost) for each, (sequence, _) in places.items())
+            if any(self._is_lost_prefix(prefix, number, lost) for number in places)
         ]
+
+    def _is_lost_prefix(self, prefix: str, number: int, lost: Mapping[int, int]) -> bool:
+        """Tell whether a participant has lost the deletion of a prefix, and nobody has deleted it again."""
+        places = self._prefixes[prefix]
+        found = {Predecessor(each, sequence): seen for each, (sequence, seen) in places.items()}
+        kept = {place.participant for place in found if not is_lost(place, lost)}
+        return number not in kept and knows_of_all(places[number][1], found, kept)
 
     def documents_on_lost(self, lost: Mapping[int, int]) -> Iterator[tuple[str, Link, list[Link], bool]]:
         """Yield the lost links on documents that others have written, each with the kept ones before it.

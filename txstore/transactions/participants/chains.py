@@ -88,16 +88,10 @@ def resolve(
     """
     prefixes, lost = prefixes or {}, lost or {}
     found = arrange(links, prefixes)
-    if found is None and lost:
-        kept = _without_lost(links, lost)
-        found = arrange(kept, prefixes)
-        if found is not None and not _is_done_again(links, kept, found, lost, prefixes, whole):
-            return None
-        links = kept
-    if found is None and equal is not None and _are_equal(links, equal):
-        found = Arranged([links[0]], [links[0]._replace(region=_united(links))])
     if found is None:
-        return None
+        kept, found = _arranged_without(links, prefixes, lost, equal)
+        if found is None or not _is_done_again(links, kept, found, lost, prefixes, whole):
+            return None
     layers, last = found.layers, found.links[-1]
     for prefix in prefixes:
         knowing = _knowing(found.links, prefix, prefixes)
@@ -111,12 +105,34 @@ def resolve(
 
 
 def is_undone(
-    links: Sequence[Link], prefixes: Prefixes, lost: Mapping[int, int], whole: Callable[[], Region] = Region.whole
+    links: Sequence[Link],
+    prefixes: Prefixes,
+    lost: Mapping[int, int],
+    equal: Callable[[Link, Link], bool],
+    whole: Callable[[], Region],
 ) -> bool:
     """Tell whether the links do not form a chain only because no participant has repeated all lost work."""
-    kept = _without_lost(links, lost)
-    found = arrange(kept, prefixes)
+    kept, found = _arranged_without(links, prefixes, lost, equal)
     return found is not None and not _is_done_again(links, kept, found, lost, prefixes, whole)
+
+
+def _arranged_without(
+    links: Sequence[Link],
+    prefixes: Prefixes,
+    lost: Mapping[int, int],
+    equal: Callable[[Link, Link], bool] | None,
+) -> tuple[Sequence[Link], Arranged | None]:
+    """Return the links without those of lost participants, and how they are arranged."""
+    kept = _without_lost(links, lost) if lost else links
+    found = arrange(kept, prefixes)
+    if found is None and equal is not None and _are_equal(kept, equal):
+        found = Arranged([kept[0]], [kept[0]._replace(region=_united(kept))])
+    return kept, found
+
+
+def knows_of_all(seen: Seen, prefixes: Prefixes, participants: Collection[int]) -> bool:
+    """Tell whether the writer of a frame knew of the deletions by `participants`."""
+    return all(_knows(seen, place, prefixes) for place in prefixes if place.participant in participants)
 
 
 def know_of(links: Sequence[Link], prefixes: Prefixes) -> bool:
