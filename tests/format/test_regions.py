@@ -29,24 +29,32 @@ boxes = st.tuples(*ranges)
 
 
 def united(parts: list[Box]) -> Region:
-    region = Region.of_box(parts[0])
-    for part in parts[1:]:
-        region |= Region.of_box(part)
-    return region
+    return Region.of_all(map(Region.of_box, parts))
 
 
-regions = st.one_of(st.just(Region.whole()), st.lists(boxes, min_size=1, max_size=5).map(united))
+parts = st.one_of(boxes.map(Region.of_box), boxes.map(Region.of_box), boxes.map(Region.around))
+regions = st.one_of(st.just(Region.whole()), st.lists(parts, min_size=1, max_size=5).map(Region.of_all))
+
+
+def dense(region: Region) -> set[tuple[int, ...]]:
+    """Return the elements that are known to be there."""
+    if not region.loose:
+        return elements(region)
+    return elements(Region(tuple(box for box in region.boxes or () if box not in region.loose)))
 
 
 @given(regions, regions)
 def test_as_sets(one: Region, other: Region) -> None:
     assert elements(one | other) == elements(one) | elements(other)
+    assert dense(one | other) == dense(one) | dense(other)
+    assert elements(one & other) == elements(one) & elements(other)
+    assert dense(one & other) == dense(one) & dense(other)
     assert one | other == other | one
     assert one.intersects(other) == bool(elements(one) & elements(other))
     if one.contains(other):
         assert elements(other) <= elements(one)
     if not one.is_whole and not other.is_whole:
-        assert one.contains(other) == (elements(other) <= elements(one))
+        assert one.contains(other) == (elements(other) <= dense(one))
     assert one.fits(SHAPE)
 
 
@@ -70,12 +78,13 @@ def test_neighbours_are_joined(seed: int) -> None:
 def test_for_too_many_boxes_stands_the_one_around_them() -> None:
     apart = [((2 * number, 2 * number + 1),) for number in range(MAX_BOXES + 1)]
     assert united(apart[:-1]).boxes == tuple(apart[:-1])
-    assert united(apart) == Region.of_box(((0, 2 * MAX_BOXES + 1),))
+    assert united(apart) == Region.around(((0, 2 * MAX_BOXES + 1),))
+    assert not united(apart).contains(united(apart[:1]))
 
 
 def test_for_what_would_be_too_long_stands_the_box_around_it() -> None:
     apart = [((3 * number, 3 * number + 1),) * 64 for number in range(MAX_BOXES)]
-    assert Region.decode(united(apart).encode()) == Region.of_box(((0, 3 * MAX_BOXES - 2),) * 64)
+    assert Region.decode(united(apart).encode()) == Region.around(((0, 3 * MAX_BOXES - 2),) * 64)
     region = Region.of_box(((1 << 60, (1 << 60) + 1),) * 64)
     assert len(region.encode()) <= MAX_LENGTH
     region |= Region.of_box(((1 << 61, (1 << 61) + 1),) * 64)

@@ -334,12 +334,27 @@ def test_a_lost_part_is_left_out_only_if_it_was_written_again():
     assert resolve([lost, other, part(B, 1, 1, 3)], lost=dead(DEAD)) is None
 
 
+def test_equal_values_are_not_what_another_has_lost():
+    both = [part(A, 1, 4, 6)._replace(checksum=7), part(B, 1, 4, 6)._replace(checksum=7)]
+    for lost, counts in ((part(DEAD, 1, 0, 2), False), (part(DEAD, 1, 4, 5), True), (link(DEAD, 1), False)):
+        assert bool(resolve([*both, lost], lost=dead(DEAD), equal=lambda *_: True)) is counts
+
+
 def test_who_lost_work_had_built_on_has_not_repeated_it():
     """A has written again since, without knowing of the lost frame; nobody can tell which part."""
     lost = part(DEAD, 1, 0, 2, at(A, 1))
     assert resolve([part(A, 2, 0, 4), lost], lost=dead(DEAD)) is None
     assert resolve([part(A, 2, 0, 4), part(B, 1, 0, 1, at(A, 2)), lost], lost=dead(DEAD)) is None
     assert resolve([part(A, 2, 0, 4), part(B, 1, 0, 2, at(A, 2)), lost], lost=dead(DEAD)) is not None
+
+
+def test_a_deletion_that_a_lost_one_knew_of_is_not_done_again():
+    staged = StagedKeys(OWNER)
+    staged.hide("d/", A, 3)
+    staged.hide("d/", DEAD, 1, at(A, 3))
+    assert staged.lost_keys({DEAD: -1}) == ["d/"]
+    staged.hide("d/", B, 1)
+    assert staged.lost_keys({DEAD: -1}) == []
 
 
 def test_what_was_complete_before_counts():

@@ -174,7 +174,7 @@ def _row(transaction: NamedTransaction) -> tuple[str, ...]:
 
 
 def _state(participant: Participant) -> str:
-    return _ATTACHED if participant.alive else _SEALED if participant.sealed else _LOST
+    return _SEALED if participant.sealed else _ATTACHED if participant.alive else _LOST
 
 
 def _processes(participants: tuple[Participant, ...]) -> Iterator[tuple[str, list[str], int]]:

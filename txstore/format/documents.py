@@ -62,6 +62,21 @@ def compare_documents(key: str, before: bytes | None, after: bytes | None) -> Do
     return DocumentChange.SHRINK
 
 
+def is_undone(before: bytes | None, after: bytes | None, now: bytes | None) -> bool:
+    """Tell whether a field or an attribute that changed from `before` to `after` is as before in `now`."""
+    old, new, present = map(_fields, (before, after, now))
+    changed = (name for name in {**old, **new} if old.get(name, ABSENT) != new.get(name, ABSENT))
+    return before is not None and any(old.get(name, ABSENT) == present.get(name, ABSENT) for name in changed)
+
+
+def _fields(content: bytes | None) -> dict[str, Any]:
+    document = _object(content or b"{}")
+    attributes = document.pop("attributes", None)
+    if isinstance(attributes, dict):
+        document |= {f"attributes.{name}": value for name, value in attributes.items()}
+    return document
+
+
 def cuts_chunk(document: str, before: bytes | None, after: bytes | None, key: str) -> bool:
     """Tell whether an array that shrinks loses elements of chunk `key`. What can't be told counts as lost."""
     old, new = Node.parse(document, before), Node.parse(document, after)

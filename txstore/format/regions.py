@@ -10,7 +10,7 @@ from txstore.format.encoding import MalformedError, Reader, encode_varint
 #: Where a box begins and ends along each axis, in the chunk's own coordinates. It is not empty.
 Box = tuple[tuple[int, int], ...]
 
-#: For what would take more boxes, or bytes, the one box around them stands.
+#: For what would take more boxes, or bytes, the one box around them stands. A loose box takes two.
 MAX_BOXES, MAX_LENGTH = 16, 1024
 #: An axis of numpy is no longer, and an array has no more axes.
 _MAX_EXTENT, _MAX_AXES = (1 << 63) - 1, 64
@@ -22,7 +22,8 @@ _MAX_PIECES = 1000
 class Region:
     """Some elements of a chunk: all that lie in one of at most 16 boxes, or the whole chunk (`boxes` is None).
 
-    A box may hold more than was written, and be as large as the chunk; the whole chunk was written, all of it.
+    Of each `loose` box, which is one of `boxes`, only some elements were written, though it may be as large as the
+    chunk.
 
     Boxes may overlap. A region knows nothing of the shape of the chunk.
 
@@ -36,6 +37,7 @@ class Region:
     """
 
     boxes: tuple[Box, ...] | None
+    loose: tuple[Box, ...] = ()
 
     @classmethod
     def whole(cls) -> Region:
@@ -47,6 +49,11 @@ class Region:
         if not box:
             return WHOLE
         return cls((box,) if all(start < stop for start, stop in box) else ())
+
+    @classmethod
+    def around(cls, box: Box) -> Region:
+        """Return the region of some elements of a box that has axes and is not empty."""
+        return cls((box,), (box,))
 
     @classmethod
     def of_all(cls, regions: Iterable[Region]) -> Region:
@@ -63,26 +70,36 @@ class Region:
     def __or__(self, other: Region) -> Region:
         if self.boxes is None or other.boxes is None:
             return WHOLE
-        found = Region(_joined((*self.boxes, *other.boxes)))
-        return found if len(found.boxes or ()) <= MAX_BOXES else found._around()
+        dense = _joined((*self._dense, *other._dense))
+        loose = tuple(box for box in _joined((*self.loose, *other.loose)) if not _is_covered(box, dense))
+        found = Region(tuple(sorted((*dense, *loose))), loose)
+        return found if len(dense) + 2 * len(loose) <= MAX_BOXES else found._around()
+
+    @property
+    def _dense(self) -> tuple[Box, ...]:
+        """The boxes of which all elements were written."""
+        return tuple(box for box in self.boxes or () if box not in self.loose)
 
     def __and__(self, other: Region) -> Region:
         if self.boxes is None or other.boxes is None:
             return other if self.boxes is None else self
+        loose = {*self.loose, *other.loose}
         return Region.of_all(
-            Region((tuple((max(a, b), min(c, d)) for (a, c), (b, d) in zip(one, another, strict=True)),))
+            (Region.of_box if loose.isdisjoint((one, another)) else Region.around)(
+                tuple((max(a, b), min(c, d)) for (a, c), (b, d) in zip(one, another, strict=True))
+            )
             for one in self.boxes
             for another in other.boxes
             if _intersect(one, another)
         )
 
     def _around(self) -> Region:
-        """Return the box around all boxes: not `WHOLE`, though it may be as large, since not all of it was written."""
+        """Return the box around all boxes."""
         boxes = self.boxes or ()
         if len({len(box) for box in boxes}) != 1:
             return WHOLE  # of different chunks
         ends = [tuple(zip(*axis, strict=True)) for axis in zip(*boxes, strict=True)]
-        return Region((tuple((min(starts), max(stops)) for starts, stops in ends),))
+        return Region.around(tuple((min(starts), max(stops)) for starts, stops in ends))
 
     def intersects(self, other: Region) -> bool:
         """Tell whether there may be an element in both."""
@@ -94,7 +111,7 @@ class Region:
         """Tell whether all elements of `other` are known to be here."""
         if self.boxes is None or other.boxes is None:
             return self.boxes is None
-        return all(_is_covered(box, self.boxes) for box in other.boxes)
+        return all(_is_covered(box, self._dense) for box in other.boxes)
 
     def fits(self, shape: tuple[int, ...]) -> bool:
         """Tell whether it is one of a chunk of this shape."""
@@ -117,8 +134,9 @@ class Region:
             return b""
         if not self.boxes:
             raise ValueError("a region without elements is not written")
-        numbers = [len(self.boxes), len(self.boxes[0])]
-        for box in self.boxes:
+        boxes = sorted((*self.boxes, *self.loose))
+        numbers = [len(boxes), len(boxes[0])]
+        for box in boxes:
             for start, stop in box:
                 numbers += (start, stop - start)
         encoded = b"".join(map(encode_varint, numbers))
@@ -136,10 +154,11 @@ class Region:
         count, axes = reader.varint(), reader.varint()
         if not 1 <= count <= MAX_BOXES or not 1 <= axes <= _MAX_AXES:
             raise MalformedError(f"a region of {count} boxes with {axes} axes", reader.position)
-        boxes = tuple([tuple([_read_extent(reader) for _ in range(axes)]) for _ in range(count)])
+        boxes = [tuple([_read_extent(reader) for _ in range(axes)]) for _ in range(count)]
         if not reader.at_end:
             raise MalformedError("a region is longer than its boxes", reader.position)
-        return cls(boxes)
+        once = dict.fromkeys(boxes)
+        return cls(tuple(once), tuple(box for box in once if boxes.count(box) > 1))
 
 
 WHOLE = Region(None)

@@ -10,6 +10,7 @@ region. So threads that write parts of one chunk lose no writes of each other.
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 from collections.abc import Callable, Iterable
 from dataclasses import replace
@@ -28,7 +29,7 @@ from txstore._native import chunks
 from txstore.codecs.bounded_codecs import check_size, zarr_pipeline
 from txstore.codecs.layout import KEEP, Layout, chunk_shape, dtype_of, layout_of
 from txstore.codecs.part_codec import AnyArray, PartCodec
-from txstore.format.regions import Region
+from txstore.format.regions import MAX_BOXES, Box, Region
 from txstore.pipeline.cached_reads import CachedReads, Row
 from txstore.pipeline.chunk_store import ChunkStore
 from txstore.segments.runs import ELSEWHERE, LATER, Located
@@ -418,30 +419,40 @@ def _store_of(rows: list[Row]) -> ChunkStore | None:
 
 
 def region_of(selection: Any, shape: tuple[int, ...]) -> Region:
-    """Return a region that holds all that a chunk selection takes: its box, or the whole, if it takes just that."""
-    if not isinstance(selection, tuple) or len(selection) != len(shape):
-        return Region.of_box(tuple((0, extent) for extent in shape))
-    box, is_dense = [], True
-    for item, extent in zip(selection, shape, strict=True):
-        if isinstance(item, slice):
-            taken = range(*item.indices(extent))
-            if not taken:
-                return Region(())
-            is_dense &= len(taken) == abs(taken[-1] - taken[0]) + 1
-            box.append((min(taken[0], taken[-1]), max(taken[0], taken[-1]) + 1))
-        elif isinstance(item, int | np.integer):
-            box.append((int(item), int(item) + 1))
-        else:
-            is_dense = False
-            box.append(_extent(np.asarray(item), extent))
-    is_whole = is_dense and all(part == (0, extent) for part, extent in zip(box, shape, strict=True))
+    """Return the region of a chunk that a selection takes."""
+    box: list[tuple[int, int]] = []
+    for item, extent in zip(selection, shape, strict=False) if isinstance(selection, tuple) else ():
+        taken = range(*item.indices(extent)) if isinstance(item, slice) else range(0)
+        if isinstance(item, int | np.integer):
+            taken = range(int(item), int(item) + 1)
+        if not taken or len(taken) != abs(taken[-1] - taken[0]) + 1:
+            break
+        box.append((min(taken[0], taken[-1]), max(taken[0], taken[-1]) + 1))
+    if len(box) < len(shape):
+        mask = np.zeros(shape, bool)
+        mask[selection] = True
+        boxes = _boxes(mask)
+        if boxes is None:
+            ends = [np.flatnonzero(mask.any(tuple({*range(mask.ndim)} - {axis}))) for axis in range(mask.ndim)]
+            return Region.around(tuple([(int(taken[0]), int(taken[-1]) + 1) for taken in ends]))
+        if len(boxes) != 1:
+            return Region.of_all(map(Region.of_box, boxes))
+        box = list(boxes[0])
+    is_whole = all(part == (0, extent) for part, extent in zip(box, shape, strict=True))
     return Region.whole() if is_whole else Region.of_box(tuple(box))
 
 
-def _extent(item: AnyArray, extent: int) -> tuple[int, int]:
-    """Return what an array of indices, or a mask, takes of one axis."""
-    if item.dtype == bool and item.ndim == 1:
-        item = np.flatnonzero(item)
-    if item.dtype.kind not in "iu" or not item.size:
-        return 0, extent
-    return int(item.min()), int(item.max()) + 1
+def _boxes(mask: AnyArray) -> list[Box] | None:
+    """Return boxes that hold the elements of a mask, and no others. None if that takes too many."""
+    if not mask.ndim:
+        return [()] if mask else []
+    changes = np.flatnonzero((mask[1:] != mask[:-1]).any(tuple(range(1, mask.ndim)))) + 1
+    if len(changes) > 2 * MAX_BOXES:
+        return None
+    found: list[Box] = []
+    for start, stop in itertools.pairwise([0, *changes.tolist(), len(mask)]):
+        boxes = _boxes(mask[start])
+        if boxes is None or len(found) + len(boxes) > MAX_BOXES:
+            return None
+        found += [((start, stop), *box) for box in boxes]
+    return found

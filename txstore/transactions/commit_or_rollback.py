@@ -20,7 +20,7 @@ from txstore.errors import (
     raise_if_full,
 )
 from txstore.format import packfile
-from txstore.format.documents import DocumentChange, compare_documents
+from txstore.format.documents import DocumentChange, compare_documents, is_undone
 from txstore.format.regions import WHOLE, Region
 from txstore.history.commits import Commits
 from txstore.history.full_disk import Spare
@@ -38,8 +38,8 @@ from txstore.transactions.view import View
 _log = logging.getLogger(__name__)
 
 _HOW_TO_LEAVE = (
-    ". A thread leaves by leaving its `with` block. A store that has staged in none has done its part when you say so "
-    "(`with store: pass`), or when it and its arrays are gone (`del`)"
+    "Each leaves by leaving its `with` block. A store that has staged in none has done its part when you say so "
+    "(`with store: pass`), when it and its arrays are gone (`del`), or when its process ends"
 )
 
 
@@ -223,7 +223,7 @@ class Ending:
         if others:
             raise TransactionStateError(
                 f"{self._staging.record.name!r} can be {how} when all have left: {', '.join(others)} may still stage "
-                f"into it{_HOW_TO_LEAVE if here else ''}",
+                f"into it. {_HOW_TO_LEAVE}",
                 state="open",
             )
 
@@ -276,9 +276,11 @@ def close_parts(part: Part, view: View, *, allow_lost: bool = False) -> None:
 
     siblings = members.siblings
     given_up = siblings.given_up()
-    broken = staged.settle(lost, are_equal, given_up, whole=whole)
+    # What is shown leaves these out, but for what was built on them before (I8).
+    left_out = given_up if members.is_named else lost
+    broken = staged.settle(lost, are_equal, left_out, whole=whole)
     if broken and (killed := siblings.killed(shared)):  # other processes may have repeated their tasks
-        broken = staged.settle(lost | dict.fromkeys(killed, -1), are_equal, given_up, among=broken)
+        broken = staged.settle(lost | dict.fromkeys(killed, -1), are_equal, left_out, among=broken)
     lost_keys = siblings.lost_keys(lost, whole)
     lost_keys += [
         key
@@ -300,17 +302,22 @@ def close_parts(part: Part, view: View, *, allow_lost: bool = False) -> None:
 
 
 def _built_on_lost(part: Part, view: View, shared: SharedTransaction, lost: Mapping[int, int]) -> set[str]:
-    """Return the documents of which a lost participant changed more than attributes, and others kept its change (I8).
+    """Return the documents of which others undid a lost change, or kept one of more than attributes (I8).
 
     Who changes an attribute or appends writes the shape that it has seen, too: the rows of the lost one may be missing.
     """
     found, siblings = set[str](), part.members.siblings
-    for key, left, kept in view.staged.documents_on_lost(lost):
+    for key, left, kept, is_kept in view.staged.documents_on_lost(lost):
         own = siblings.counting(shared, left.participant, key)
         before: list[Link | None] = [*kept, own] if own is not None else [*kept] or [None]  # None: the base's
         after = view.content(key, left)
-        changes = {compare_documents(key, view.content(key, link), after) for link in before}
-        if changes.isdisjoint((DocumentChange.NONE, DocumentChange.ATTRIBUTES)):
+        now = view.content(key, view.staged.get(key))
+        if is_kept:
+            changes = {compare_documents(key, view.content(key, link), after) for link in before}
+            is_lost = changes.isdisjoint((DocumentChange.NONE, DocumentChange.ATTRIBUTES))
+        else:
+            is_lost = all(is_undone(view.content(key, link), after, now) for link in before)
+        if is_lost:
             found.add(key)
     return found
 

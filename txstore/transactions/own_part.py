@@ -128,6 +128,14 @@ class Part:
         self.seals.count(staged.sequence)
         return staged
 
+    def begin_to_read(self) -> None:
+        """Become a participant that has staged nothing, and so has done its work, unless it is in a block."""
+        if self._writer is None:
+            self.begin()
+            with self.seals.sealing:
+                if self.counts_by_operation and self.seals.is_sealed and self._may_seal:
+                    self._seal(packfile.SEEN_BASE)
+
     def append_batch(
         self, batch: Frames, encoded: tuple[bytes, ...], seen: bytearray, threads: int, base: Located | None
     ) -> bool:
@@ -170,7 +178,7 @@ class Part:
     # --- activity in this process
 
     def others_alive(self) -> list[str]:
-        """Return the other living processes that are attached to the transaction."""
+        """Return the other living processes that are in an operation, or have not left the transaction."""
         members = self.members
         if members.shared is None:
             return []
@@ -181,8 +189,8 @@ class Part:
     def others_at_work(self) -> list[str]:
         """Return the other participants in this process that may have unfinished work.
 
-        Another process counts as at work as long as it lives. In this process more is known: a store that is in no
-        `with` block, and has staged nothing since its last seal, delays no commit. A notebook may keep such stores.
+        A store that is in no `with` block, and has staged nothing since its last seal, delays no commit. A notebook may
+        keep such stores.
         """
         others = [other for other in self.all_in_this_process() if other is not self and other._is_at_work]
         return [f"thread {other._thread!r} of this process" for other in others]
@@ -206,6 +214,8 @@ class Part:
             # I8, in one process: this first adds itself, then checks for enders. `ending` first adds itself, then the
             # caller checks for work.
             self._blocks.add(attached)
+            if self.seals.by_operation or self.members.is_inherited:
+                self._unseal()
             if any(other._enders for other in self.all_in_this_process() if other is not self):
                 raise TransactionStateError(
                     f"another thread of this process is committing {self.members.record.name!r} or rolling it back: "
@@ -217,6 +227,16 @@ class Part:
         except BaseException:
             self._blocks.discard(attached)
             raise
+
+    def _unseal(self) -> None:
+        """Tell the other processes that this one, which sealed its part after each operation, is in a block."""
+        if self._writer is None:
+            self.begin()
+        elif self.seals.is_sealed:
+            self.seal()  # else it would lose these operations, too, if it is killed in the block
+            with self.seals.sealing:
+                self.seals.count(append_about(self.writer, **self.announced).sequence)
+        self.writer.flush()
 
     @contextlib.contextmanager
     def ending(self) -> Iterator[None]:

@@ -26,6 +26,7 @@ from txstore.transactions.participants.chains import (
     is_repeated,
     is_undone,
     know_of,
+    knows_of_all,
     known_to,
     merged,
     newest,
@@ -443,7 +444,7 @@ class StagedKeys:
                     among is None
                     and counts is None
                     and not is_on_aborted
-                    and is_undone(links, prefixes, lost_here, partial(whole, key))
+                    and is_undone(links, prefixes, lost_here, equal, partial(whole, key))
                 ):
                     self._undone.add(key)
                 if counts is None or is_on_aborted:
@@ -505,13 +506,21 @@ class StagedKeys:
         return keys + [
             prefix
             for prefix, places in sorted(self._prefixes.items())
-            if all(is_lost(Predecessor(each, sequence), lost) for each, (sequence, _) in places.items())
+            if any(self._is_lost_prefix(prefix, number, lost) for number in places)
         ]
 
-    def documents_on_lost(self, lost: Mapping[int, int]) -> Iterator[tuple[str, Link, list[Link]]]:
-        """Yield the lost links on documents from which others have made newer ones, each with the kept ones before it.
+    def _is_lost_prefix(self, prefix: str, number: int, lost: Mapping[int, int]) -> bool:
+        """Tell whether a participant has lost the deletion of a prefix, and nobody has deleted it again."""
+        places = self._prefixes[prefix]
+        found = {Predecessor(each, sequence): seen for each, (sequence, seen) in places.items()}
+        kept = {place.participant for place in found if not is_lost(place, lost)}
+        return number not in kept and knows_of_all(places[number][1], found, kept)
 
-        Not if a participant has written the same once more since, or has deleted a prefix above it.
+    def documents_on_lost(self, lost: Mapping[int, int]) -> Iterator[tuple[str, Link, list[Link], bool]]:
+        """Yield the lost links on documents that others have written, each with the kept ones before it.
+
+        And whether others have made newer ones from it. Not if a participant has written the same once more, or has
+        deleted a prefix above it.
         """
         for key, link in self.items() if lost else ():
             if not is_document(key) or link.kind == packfile.FRAME_TOMBSTONE:
@@ -523,12 +532,13 @@ class StagedKeys:
             for left in (each for each in links if is_lost(each.place, lost)):
                 on = [each for each in kept if _has_seen_lost(each, left, lost)]
                 versions = [left, *on]
-                is_again = any(_content(each) in map(_content, versions[: versions.index(each)]) for each in on) or any(
-                    _content(each) in map(_content, versions) for each in kept if each not in on
+                contents = [each.content for each in versions]
+                is_again = len(set(contents)) < len(contents) or any(
+                    each.content in contents for each in kept if each not in on
                 )
-                if on and not is_again and anew.isdisjoint(each.participant for each in on):
+                if kept and not is_again and anew.isdisjoint(each.participant for each in on or kept):
                     known = known_to(left, links, prefixes) or set()
-                    yield key, left, [each for each in kept if each.place in known]
+                    yield key, left, [each for each in kept if each.place in known], bool(on)
 
     def restart(self, me: int) -> None:
         """Be empty, as another participant."""
@@ -554,10 +564,6 @@ def _has_seen_lost(link: Link, left: Link, lost: Mapping[int, int]) -> bool:
     """Tell whether the writer of a link had seen lost frames of another one."""
     seen = link.seen
     return isinstance(seen, Predecessor) and seen.participant == left.participant and is_lost(seen, lost)
-
-
-def _content(link: Link) -> tuple[int, int, int]:
-    return link.kind, link.length, link.checksum
 
 
 _NOTHING = Region(())

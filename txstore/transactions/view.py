@@ -370,7 +370,7 @@ class View(Hierarchy):
             return
         if not self._members.is_owner and not self._members.is_over:
             try:
-                self._part.begin()
+                self._part.begin_to_read()
             except TransactionStateError as error:
                 if error.state == "ended":
                     return  # the transaction can't depend on this read any more

@@ -334,6 +334,54 @@ def test_who_joins_later_and_leaves_only_fill_values_does_not_hide_what_another_
         repo.transaction(name="job").commit("job")
 
 
+def put_at(store: TxStore, selection: Any, value: int) -> None:
+    zarr.open_array(store, path="y").oindex[selection] = value
+
+
+MASK = np.arange(64) % 5 == 1
+
+
+@pytest.mark.parametrize(
+    ("lost", "other", "again"),
+    [
+        (np.s_[1:9:2], np.s_[0:10:2], np.s_[1:9:2]),
+        (np.s_[3:4], np.s_[::2], np.s_[3:4]),
+        (np.arange(1, 30, 3), np.arange(0, 33, 3), np.arange(1, 30, 3)),
+        (MASK, ~MASK, MASK),
+        (np.s_[1:63:2], np.s_[::2], np.s_[1:63]),  # too many to be told apart
+    ],
+    ids=["few", "one", "indices", "mask", "many"],
+)
+def test_elements_here_and_there_are_not_done_again_by_who_writes_others(repo, store, lost, other, again):
+    """Before, between and behind them."""
+    zarr.create_array(store, name="y", data=np.zeros(64, "i8"), chunks=(64,))
+    expected = np.zeros(64, "i8")
+    expected[other] = expected[again] = 1
+    with members(store, 2) as (worker, another):
+        worker.do(enter)
+        worker.do(put_at, lost, 1)
+        worker.kill()
+        another.do(put_at, other, 1)
+        with pytest.raises(txstore.ParticipantLostError) as caught:
+            store.commit()
+        assert caught.value.keys == ("y/c/0",)
+        another.do(put_at, again, 1)
+    store.commit()
+    assert committed(repo, "y") == expected.tolist()
+
+
+def test_the_same_elements_of_many_are_done_again(repo, store):
+    zarr.create_array(store, name="y", data=np.zeros(64, "i8"), chunks=(64,))
+    with members(store, 2) as (worker, again):
+        worker.do(enter)
+        worker.do(put_at, MASK, 1)
+        worker.kill()
+        again.do(put_at, MASK, 1)
+        again.leave()
+    store.commit()
+    assert committed(repo, "y") == MASK.tolist()
+
+
 def append_half(store: TxStore, value: int) -> None:
     """Die when the document is staged, with its new shape, and none of the new rows."""
     z = zarr.open_array(store, path="x")
@@ -354,21 +402,28 @@ def resize(store: TxStore, *shape: int) -> None:
     zarr.open_array(store, path="x").resize(shape)
 
 
+@pytest.mark.parametrize("name", [None, "job"])
 @pytest.mark.parametrize("then", [(append_whole, 2), (set_attribute, 2)], ids=["append", "attributes"])
-def test_who_goes_on_from_a_half_append_does_not_hide_it(repo, store, then):
-    """The rows in between would be fill values."""
-    length = 32
+def test_who_goes_on_after_a_half_append_does_not_hide_it(repo, then, name):
+    """Where it is resumed, the rows in between would be fill values. Else it is not there, or is done again."""
+    with repo.transaction() as store:
+        zarr.create_array(store, name="x", data=np.zeros(32, "i8"), chunks=(4,))
+    store = repo.transaction(name=name)
     with members(store, 3) as (before, worker, other):
         before.do(locked, "x", txstore.APPEND, append_whole, 1)
+        before.leave()
         worker.begin(locked, "x", txstore.APPEND, append_half, 3)
         worker.process.join(TIMEOUT)
         other.do(locked, "x", txstore.APPEND, *then)
         other.leave()
-    with pytest.raises(txstore.ParticipantLostError) as caught:
-        store.commit()
-    assert "x/zarr.json" in caught.value.keys
+    is_again = name is None and then[0] is append_whole
+    if not is_again:
+        with pytest.raises(txstore.ParticipantLostError) as caught:
+            store.commit()
+        assert "x/zarr.json" in caught.value.keys
     store.commit(allow_lost=True)
-    assert committed(repo)[length : length + 8] == [1] * 4 + [0] * 4
+    rows = [2] * 4 if is_again else [] if name is None else [0] * 4 + [2] * 4
+    assert committed(repo)[32:] == [1] * 4 + rows[: 4 if then[0] is set_attribute else None]
 
 
 @pytest.mark.parametrize("lost", [(set_attribute, 1), (resize, 36)], ids=["attributes", "resize"])

@@ -1,5 +1,6 @@
 """Transactions with a name: processes that share nothing but the disk stage into one, and any of them ends it."""
 
+import multiprocessing
 import os
 import subprocess
 import sys
@@ -14,6 +15,7 @@ import zarr
 
 import txstore
 from tests.system.processes.ranks import NAME, Refused, assert_tidy, content, named, ranks, stage, value_of
+from tests.tools.members import committed, members
 from tests.tools.steps import forked, status_of
 from tests.tools.workers import QUICK, SPAWN, TIMEOUT, Worker, ended
 from txstore import TransactionStateError
@@ -378,6 +380,68 @@ def test_children_that_are_sent_the_store(repo: txstore.Repository, method: str)
     repo.transaction(name=NAME).commit()
     assert content(repo) == sorted([*keys, "mine"])
     assert_tidy(repo)
+
+
+def fill_chunk(store: txstore.TxStore, number: int) -> None:
+    zarr.open_array(store, path="x")[10 * number : 10 * number + 10] = number + 1
+
+
+def read_all(store: txstore.TxStore) -> None:
+    zarr.open_array(store, path="x")[:]
+
+
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("method", ["spawn", "forkserver", "fork"])
+@pytest.mark.parametrize("isolation", ["snapshot", "serializable"])
+def test_idle_workers_of_a_pool_delay_no_commit(repo: txstore.Repository, method: str, isolation: str) -> None:
+    """They live, and may be given more to do, of whatever transaction."""
+    create_x(repo)
+    with ProcessPoolExecutor(2, multiprocessing.get_context(method)) as pool:
+        for name in ("one", "two"):
+            store = repo.transaction(name=name, isolation=isolation)
+            list(pool.map(fill_chunk, [store] * 6, range(6)))
+            list(pool.map(read_all, [store] * 2))
+            store.commit(name)
+    assert [commit.message for commit in repo.log()] == ["two", "one", "create"]
+    assert zarr.open_array(repo.snapshot(), path="x")[::10].tolist() == [*range(1, 7), *[0] * 34]
+    assert_tidy(repo)
+
+
+@pytest.mark.parametrize("before", [0, 1])
+def test_a_worker_that_is_in_a_block_is_at_work(repo: txstore.Repository, before: int) -> None:
+    """Also before it has staged anything there. If it is killed there, what it had done before counts."""
+    create_x(repo)
+    store = repo.transaction(name=NAME)
+    with members(store, 1, joined=False) as (worker,):
+        for number in range(before):
+            worker.do(fill_chunk, number)
+        for _ in range(2):
+            worker.do(enter_sent, store)
+            for end in (store.commit, store.rollback):
+                with pytest.raises(TransactionStateError, match=r"may still stage into it\. Each leaves by"):
+                    end()
+            worker.do(leave)
+        worker.do(enter_sent, store, 3)
+        worker.kill()
+    with pytest.raises(txstore.ParticipantLostError) as lost:
+        store.commit()
+    assert lost.value.keys == ("x/c/3",)
+    fill_chunk(store, 3)
+    store.commit()
+    assert committed(repo)[::10] == [1] * before + [0] * (3 - before) + [4] + [0] * 36
+
+
+_entered: list[txstore.TxStore] = []  # in a worker
+
+
+def enter_sent(_: txstore.TxStore, sent: txstore.TxStore, *chunks: int) -> None:
+    _entered.append(sent.__enter__())
+    for number in chunks:
+        fill_chunk(sent, number)
+
+
+def leave(_: txstore.TxStore) -> None:
+    _entered.pop().__exit__(None, None, None)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")

@@ -16,7 +16,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.tools.members import Member, committed, enter, get, join, members
+from tests.tools.members import Member, committed, enter, get, join, locked, members
 from tests.tools.workers import TIMEOUT
 from txstore.store import TxStore
 from txstore.transactions import staged_refs
@@ -84,6 +84,63 @@ def test_the_owner_does_it_again(repo, store, how, again):
     expected = shown(store)
     store.commit()
     assert committed(repo)[:8] == expected == [2, 1, 1, 1, 5, 5, 5, 5] if again[0] == "add" else expected
+
+
+def add_locked(store: TxStore) -> None:
+    with store.lock("x", np.s_[0:2]):
+        do(store, ("add", 0, 2, 1))
+
+
+def set_attributes(store: TxStore, attributes: dict[str, int]) -> None:
+    with store.lock("x", txstore.METADATA):
+        zarr.open_array(store, path="x").attrs.update(attributes)
+
+
+@pytest.mark.parametrize("who", ["the owner", "one that had seen it", "one that had not"])
+def test_what_a_killed_block_has_added_is_not_added_twice(repo, store, who):
+    """Nobody reads it: also who had seen it when its process lived."""
+    with members(store, 2) as (worker, other):
+        worker.do(enter)
+        worker.do(add_locked)
+        if who == "one that had seen it":
+            assert other.do(locked, "x", np.s_[4:5], shown)[:2] == [1, 1]
+        worker.kill()
+        if who == "the owner":
+            add_locked(store)
+        else:
+            other.do(add_locked)
+            other.leave()
+    store.commit()
+    assert committed(repo)[:4] == [1, 1, 0, 0]
+
+
+def test_what_was_added_to_a_block_that_is_killed_then_is_a_conflict(repo, store):
+    with members(store, 2) as (worker, other):
+        worker.do(enter)
+        worker.do(add_locked)
+        other.do(add_locked)
+        worker.kill()
+        other.leave()
+        with pytest.raises(txstore.ConflictError, match="x/c/0"):
+            store.commit()
+
+
+@pytest.mark.parametrize("lock", [True, False])
+def test_attributes_of_a_killed_block_are_missed_until_they_are_set_again(repo, store, lock):
+    with members(store, 2) as (worker, other):
+        worker.do(enter)
+        worker.do(set_attributes, {"a": 1, "b": 2})
+        worker.kill()
+        other.do(set_attributes if lock else set_unlocked, {"c": 3, "a": 4})
+        refused(store, "x/zarr.json")
+        other.do(set_attributes, {"b": 5})
+        other.leave()
+    store.commit()
+    assert dict(zarr.open_array(repo.snapshot(), path="x").attrs) == {"a": 4, "b": 5, "c": 3}
+
+
+def set_unlocked(store: TxStore, attributes: dict[str, int]) -> None:
+    zarr.open_array(store, path="x").attrs.update(attributes)
 
 
 @pytest.mark.parametrize("lost", [("set", 0, 4, 2), ("add", 0, 3, 1)])

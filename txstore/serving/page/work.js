@@ -76,7 +76,7 @@ const sum = (processes, what) => processes.reduce((all, each) => all + (each[wha
 const processOf = ({ host, pid, number }) => (pid === null || pid === undefined ? `process ${number ?? "?"}` : `${host ?? ""}${host ? ":" : ""}${pid}`);
 
 function state({ alive, sealed }) {
-  const name = alive ? "attached" : sealed ? "sealed" : "lost";
+  const name = sealed ? "sealed" : alive ? "attached" : "lost";
   return h("span", { class: `badge ${name}`, title: STATES[name] }, name);
 }
 

@@ -42,6 +42,10 @@ class Link(NamedTuple):
     def place(self) -> Predecessor:
         return Predecessor(self.participant, self.sequence)
 
+    @property
+    def content(self) -> tuple[int, int, int]:
+        return self.kind, self.length, self.checksum
+
 
 def extend(links: list[Link], link: Link, closed: int = -1) -> bool:
     """Add a frame that comes after all others of its process.
@@ -84,16 +88,10 @@ def resolve(
     """
     prefixes, lost = prefixes or {}, lost or {}
     found = arrange(links, prefixes)
-    if found is None and lost:
-        kept = _without_lost(links, lost)
-        found = arrange(kept, prefixes)
-        if found is not None and not _is_done_again(links, kept, found, lost, prefixes, whole):
-            return None
-        links = kept
-    if found is None and equal is not None and _are_equal(links, equal):
-        found = Arranged([links[0]], [links[0]._replace(region=_united(links))])
     if found is None:
-        return None
+        kept, found = _arranged_without(links, prefixes, lost, equal)
+        if found is None or not _is_done_again(links, kept, found, lost, prefixes, whole):
+            return None
     layers, last = found.layers, found.links[-1]
     for prefix in prefixes:
         knowing = _knowing(found.links, prefix, prefixes)
@@ -107,12 +105,34 @@ def resolve(
 
 
 def is_undone(
-    links: Sequence[Link], prefixes: Prefixes, lost: Mapping[int, int], whole: Callable[[], Region] = Region.whole
+    links: Sequence[Link],
+    prefixes: Prefixes,
+    lost: Mapping[int, int],
+    equal: Callable[[Link, Link], bool],
+    whole: Callable[[], Region],
 ) -> bool:
     """Tell whether the links do not form a chain only because no participant has repeated all lost work."""
-    kept = _without_lost(links, lost)
-    found = arrange(kept, prefixes)
+    kept, found = _arranged_without(links, prefixes, lost, equal)
     return found is not None and not _is_done_again(links, kept, found, lost, prefixes, whole)
+
+
+def _arranged_without(
+    links: Sequence[Link],
+    prefixes: Prefixes,
+    lost: Mapping[int, int],
+    equal: Callable[[Link, Link], bool] | None,
+) -> tuple[Sequence[Link], Arranged | None]:
+    """Return the links without those of lost participants, and how they are arranged."""
+    kept = _without_lost(links, lost) if lost else links
+    found = arrange(kept, prefixes)
+    if found is None and equal is not None and _are_equal(kept, equal):
+        found = Arranged([kept[0]], [kept[0]._replace(region=_united(kept))])
+    return kept, found
+
+
+def knows_of_all(seen: Seen, prefixes: Prefixes, participants: Collection[int]) -> bool:
+    """Tell whether the writer of a frame knew of the deletions by `participants`."""
+    return all(_knows(seen, place, prefixes) for place in prefixes if place.participant in participants)
 
 
 def know_of(links: Sequence[Link], prefixes: Prefixes) -> bool:
@@ -235,13 +255,19 @@ def is_repeated(
 ) -> bool:
     """Tell whether `kept` links have all elements of a lost link, and were written without its writer's knowledge.
 
-    A process may have written again what the lost writer had seen of it. It is unknown what it has written since.
+    A process may have written again what the lost writer had seen of it. It is unknown what it has written since. For a
+    region with loose boxes, a link with the same region and value will do.
     """
     known = known_to(link, links, prefixes)
     if known is None:
         return False
-    written = _united(other for other in kept if other.place not in known)
-    return written.contains(link.region) or (link.region.is_whole and written.contains(whole()))
+    anew = [other for other in kept if other.place not in known]
+    written = _united(anew)
+    return (
+        written.contains(link.region)
+        or (link.region.is_whole and written.contains(whole()))
+        or any(other.content == link.content and other.region == link.region for other in anew)
+    )
 
 
 def known_to(link: Link, links: Sequence[Link], prefixes: Prefixes) -> set[Predecessor] | None:
@@ -373,8 +399,6 @@ def _without_seen(link: Link) -> Link:
 
 def _are_equal(links: Sequence[Link], equal: Callable[[Link, Link], bool]) -> bool:
     first = links[0]
-    what = (first.kind, first.length, first.checksum)
     return all(
-        link.seen == packfile.SEEN_NOTHING and (link.kind, link.length, link.checksum) == what and equal(first, link)
-        for link in links
+        link.seen == packfile.SEEN_NOTHING and link.content == first.content and equal(first, link) for link in links
     )

@@ -168,7 +168,7 @@ class Membership:
     def _follow(self, *, joining: bool = False) -> None:
         if self.shared is not None:
             self.siblings.follow(self.shared, joining=joining)
-            if self.is_owner:
+            if not self.is_named:
                 self.siblings.leave_out(self.shared)
 
     def close_siblings(self, shared: SharedTransaction, living: set[int], failed: set[int]) -> dict[int, int]:
@@ -353,8 +353,11 @@ class Siblings:
 
         The commit counts it as lost. `is_told`: the caller knows, so it has built nothing on what it has read of it.
         """
-        lost = {number: last for number, last in (self._lost | self.given_up()).items() if number not in self._left_out}
-        if not lost or self._is_closed:
+        if self._is_closed:
+            return
+        found = self._lost | self._dead(shared) | self.given_up()
+        lost = {number: last for number, last in found.items() if number in self._tails.keys() - self._left_out.keys()}
+        if not lost:
             return
         kept, keys, news, packs = StagedKeys(self._staged.me), set[str](), list[str](), shared.packs()
         for number, last in lost.items():
@@ -371,6 +374,21 @@ class Siblings:
         self._staged.leave_out(lost, kept, keys, built_on)
         self._staged.news += news
         self._left_out |= lost
+
+    def _dead(self, shared: SharedTransaction) -> dict[int, int]:
+        """Return the participants that have died unfinished, each with the last frame that counts.
+
+        None if it takes a while to tell who lives.
+        """
+        unsealed = {number for number, tail in self._tails.items() if number and not tail.is_sealed} - {self._staged.me}
+        unsealed -= self._left_out.keys()
+        if not unsealed or shared.storage.capabilities.holders_trusted:
+            return {}
+        dead = unsealed - shared.living(unsealed)
+        for number in dead:  # read again after the check: a dead participant adds no more frames after this
+            self._add(number, self._tails[number].new_frames())
+        self._staged.arrange()
+        return {number: tail.certain for number, tail in self._tails.items() if number in dead and not tail.is_sealed}
 
     def ends(self) -> dict[int, int]:
         """Return the offsets at which their frames end, by the numbers of their packs in the transaction."""
@@ -395,8 +413,10 @@ class Siblings:
         return [word for participant in self._tails if (word := self.locks_of(participant)) is not None]
 
     def attached(self, shared: SharedTransaction, here: Collection[int]) -> list[str]:
-        """Return the living participants outside of this process."""
-        others = {number: tail for number, tail in self._tails.items() if number and number not in here}
+        """Return the living participants outside of this process that are in an operation, or have not left."""
+        others = {
+            number: tail for number, tail in self._tails.items() if number and number not in here and not tail.is_sealed
+        }
         living = shared.living(others)
         return [str(tail) for number, tail in others.items() if number in living]
 
