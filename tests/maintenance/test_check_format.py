@@ -25,6 +25,7 @@ from txstore.maintenance.verify import verify
 DEPARTING = {
     "copy-without-newest": "heads/main", "copy-without-vacuum": "commits/main/0000000001",
     "damaged-carried-headers": "commits/main/0000000019", "missing-fork-point": "commits/main/0000000000",
+    "damaged-below-kept": "commits/main/0000000002", "vacuumed-damaged-tag": "tags/kept",
     "damaged-above-head": "commits/main/0000000003", "damaged-below-head": "commits/main/0000000000",
     "damaged-block": "commits/main/0000000000", "damaged-footer": "commits/main/0000000000",
     "damaged-format-json": "format.json", "impossible-features-in-format-json": "format.json",

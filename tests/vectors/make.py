@@ -511,6 +511,18 @@ def copy_without_vacuum(path: Path) -> None:
     (path / "commits/main/0000000004").unlink()
 
 
+@vector("As `copy-without-vacuum`, with a damaged commit among those that are given up, which no search has to read")
+def damaged_below_kept(path: Path) -> None:
+    copy_without_vacuum(path)
+    flip(path / "commits/main/0000000002", -1)
+
+
+@vector("As `vacuumed`, with a damaged tag: a branch that begins below the oldest kept version is read all the same")
+def vacuumed_damaged_tag(path: Path) -> None:
+    vacuumed(path)
+    flip(path / "tags/kept", 20)
+
+
 @vector("The commit that two branches begin at is missing: their history is damaged, and what lies above it is there")
 def missing_fork_point(path: Path) -> None:
     branches(path)
