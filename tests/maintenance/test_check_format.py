@@ -29,6 +29,7 @@ DEPARTING = {
     "damaged-above-head": "commits/main/0000000003", "damaged-below-head": "commits/main/0000000000",
     "damaged-block": "commits/main/0000000000", "damaged-footer": "commits/main/0000000000",
     "damaged-format-json": "format.json", "impossible-features-in-format-json": "format.json",
+    "fields-out-of-order": "commits/main/0000000000",
     "newer-commit": "commits/main/0000000000", "newer-damaged-commit": "commits/main/0000000000",
     "unknown-required-damaged": "commits/main/0000000000", "unknown-run": "commits/main/0000000000",
     "damaged-head-cache": "heads/main", "damaged-header": "commits/main/0000000000", "damaged-tag": "tags/v1",
