@@ -25,9 +25,11 @@ from txstore.maintenance.verify import verify
 DEPARTING = {
     "copy-without-newest": "heads/main", "copy-without-vacuum": "commits/main/0000000001",
     "damaged-carried-headers": "commits/main/0000000019", "missing-fork-point": "commits/main/0000000000",
+    "damaged-below-kept": "commits/main/0000000002", "vacuumed-damaged-tag": "tags/kept",
     "damaged-above-head": "commits/main/0000000003", "damaged-below-head": "commits/main/0000000000",
     "damaged-block": "commits/main/0000000000", "damaged-footer": "commits/main/0000000000",
     "damaged-format-json": "format.json", "impossible-features-in-format-json": "format.json",
+    "fields-out-of-order": "commits/main/0000000000",
     "newer-commit": "commits/main/0000000000", "newer-damaged-commit": "commits/main/0000000000",
     "unknown-required-damaged": "commits/main/0000000000", "unknown-run": "commits/main/0000000000",
     "damaged-head-cache": "heads/main", "damaged-header": "commits/main/0000000000", "damaged-tag": "tags/v1",

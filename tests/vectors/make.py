@@ -421,6 +421,17 @@ def erased_rows(path: Path) -> None:
         txstore.Repository(path).erase("image", {"y": [row]}, positions=True)
 
 
+@vector("An array that was erased, and rows of another one in its place: the record of the first says nothing of these")
+def erased_rows_of_another_array(path: Path) -> list[str]:
+    for which in ({}, {"y": [0]}):
+        repo = txstore.Repository(path)
+        with repo.transaction("image") as store:
+            store["image/zarr.json"], store["image/c/0/0"] = IMAGE, bytes([1, 2, 3, 4])
+        del repo, store
+        txstore.Repository(path).erase("image", *([which] if which else []), positions=bool(which))
+    return ["image/zarr.json", "image/c/0/0"]
+
+
 @vector("A value that lies in a file outside of the repository: required feature 0")
 def foreign(path: Path) -> None:
     source = Path("/tmp/txstore-vectors/source.bin")  # the same on each machine, and gone when it is read
@@ -511,6 +522,18 @@ def copy_without_vacuum(path: Path) -> None:
     (path / "commits/main/0000000004").unlink()
 
 
+@vector("As `copy-without-vacuum`, with a damaged commit among those that are given up, which no search has to read")
+def damaged_below_kept(path: Path) -> None:
+    copy_without_vacuum(path)
+    flip(path / "commits/main/0000000002", -1)
+
+
+@vector("As `vacuumed`, with a damaged tag: a branch that begins below the oldest kept version is read all the same")
+def vacuumed_damaged_tag(path: Path) -> None:
+    vacuumed(path)
+    flip(path / "tags/kept", 20)
+
+
 @vector("The commit that two branches begin at is missing: their history is damaged, and what lies above it is there")
 def missing_fork_point(path: Path) -> None:
     branches(path)
@@ -595,6 +618,19 @@ def move_version(file: Path, version: int) -> None:
 def unknown_required(path: Path) -> None:
     commit(txstore.Repository(path), "first", a=b"1")
     rewrite_header(path, lambda header: header[:8] + b"\x04" + header[9:])
+
+
+@vector("The fields of a header in another order than that of their types: damaged")
+def fields_out_of_order(path: Path) -> None:
+    one_commit(path)
+
+    def swapped(header: bytes) -> bytes:
+        at, message, end = (
+            header.index(each) - commitfile.FIELD.size for each in (b"ana@lab", b"first", b"\1\0\0\5\0")
+        )
+        return header[:at] + header[message:end] + header[at:message] + header[end:]
+
+    rewrite_header(path, swapped)
 
 
 @vector("A required feature in a damaged header: the checksum is compared first")

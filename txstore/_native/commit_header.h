@@ -237,17 +237,18 @@ all_statistics(rest from)
     return tuple_of(list, failed);
 }
 
-/* Finds the typed fields: the last one of each type. Returns 0 if they are not plain. */
+/* Finds the typed fields, which ascend by their types. Returns 0 if they are not plain. */
 static int
 find_fields(rest from, rest fields[TYPES])
 {
-    while (from.at < from.end) {
+    for (int64_t last = -1; from.at < from.end;) {
         if (from.end - from.at < FIELD_BYTES)
             return 0;
         uint64_t type = load16(from.at), length = load32(from.at + 2);
         from.at += FIELD_BYTES;
-        if (length > (uint64_t)(from.end - from.at) || (type >= FORK && type <= REACH))
+        if (length > (uint64_t)(from.end - from.at) || (type >= FORK && type <= REACH) || (int64_t)type <= last)
             return 0;
+        last = (int64_t)type;
         if (type < TYPES)
             fields[type] = (rest){from.at, from.at + length};
         from.at += length;

@@ -273,9 +273,12 @@ class Header:
         if kind != HEADER_COMMIT or checksum_kind != CHECKSUM_CRC32C:
             raise NewerFormatError(f"a header of kind {kind} with checksums of kind {checksum_kind}")
         typed: dict[int, bytes] = {}
+        last = -1
         while not reader.at_end:
             tag, length = FIELD.unpack(reader.take(FIELD.size))
-            typed[tag] = reader.take(length)
+            if tag <= last:
+                raise MalformedError("its fields are out of order", reader.position)
+            typed[tag], last = reader.take(length), tag
         numbers = _first_varints(typed.get(_STATISTICS, b""), 5)
         sections = list(islice(decode_varints(typed.get(_SECTIONS, b"")), 3 * MAX_SECTIONS + 1))
         if len(sections) > 3 * MAX_SECTIONS:

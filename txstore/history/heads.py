@@ -302,7 +302,7 @@ class FileHeads:
             self._check_none_lost_at(stored.header, gap, 0)
             return stored.header.version
         vouched = 0  # below this version, commits were durable when one of the commits above was made
-        oldest_kept = 0
+        oldest_kept = self._oldest_kept.of(stored.header.branch)
         while known is None or stored.header.id != known.header.id:
             header = stored.header
             oldest_kept = max(oldest_kept, header.oldest_kept)

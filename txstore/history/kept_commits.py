@@ -116,9 +116,9 @@ class KeptCommits:
     def _is_held(self, stored: Stored, *, but_tag: str | None = None, but_branch: str | None = None) -> bool:
         """Tell whether a commit is tagged, or a branch starts at it."""
         commit_id = stored.header.id
-        if any(tag.commit_id == commit_id for name, tag in self._tags.all().items() if name != but_tag):
-            return True
-        return any(record.commit_id == commit_id for name, record in self._branches.all().items() if name != but_branch)
+        if any(record.commit_id == commit_id for name, record in self._branches.all().items() if name != but_branch):
+            return True  # also if a tag is damaged
+        return any(tag.commit_id == commit_id for name, tag in self._tags.all().items() if name != but_tag)
 
     def _is_merged(self, stored: Stored) -> bool:
         """Tell whether a kept commit has merged this one."""

@@ -267,7 +267,8 @@ export class Repository {
     const path = key.replace(/^\//, "");
     const names = await this.source.list("erased");
     if (!names) throw new CorruptionError(`${path}: this value is zeros: it was erased, or is damaged. This server lists no names, so that no record of an erasure is found`);
-    for (const name of names.filter((each) => /^[0-9a-f]{32}(\.rows)?$/.test(each))) {
+    const records = names.filter((each) => /^[0-9a-f]{32}(\.rows)?$/.test(each)).sort((one, other) => other.length - one.length);
+    for (const name of records) { // those of rows first: after an array was erased, rows of another one in its place may be
       const file = `erased/${name}`;
       const bytes = await this.source.small(file, { isMutable: true });
       if (!bytes) continue;
