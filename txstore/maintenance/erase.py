@@ -272,6 +272,8 @@ class _Erasing:
         self._check_shared(found)
         self._wait()
         self._began = None
+        self._check_quarantine()  # it may have waited for long
+        self._check_views()
         for branch in living_branches(self._commits):  # all of them, before the first is changed
             self._while_living(branch, self._ask)
         record = self._new_record()
