@@ -6,7 +6,7 @@ import logging
 import os
 import random
 import time
-from collections.abc import Callable, Generator, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import datetime, timedelta
 from functools import partial
@@ -1821,8 +1821,13 @@ class Repository:
 
     @contextmanager
     def _erasing(self, timeout: float | None) -> Iterator[Erasing]:
+        def renew(head: Snapshot, branch: str, keys: Collection[str]) -> None:
+            with self.engine.begin(head, branch=branch, message="values of which rows were erased") as mapping:
+                for key in keys:
+                    mapping[key] = head[key]
+
         try:
-            with erasing(self.engine.commits, self.engine.snapshots, timeout=timeout) as turn:
+            with erasing(self.engine.commits, self.engine.snapshots, renew, timeout=timeout) as turn:
                 yield turn
         finally:
             self.chunk_cache.clear()  # it may hold what was erased

@@ -1,5 +1,6 @@
 """What a feed tells, and where it stands when something else happens to the history. Processes: test_workers.py."""
 
+import gc
 import pickle
 from collections.abc import Callable
 from datetime import timedelta
@@ -48,6 +49,26 @@ def told(feed: Feed, **options: bool) -> list[tuple[int, list[tuple[str, str, li
 
 
 # --- what is told
+@pytest.mark.parametrize("combine", [False, True])
+def test_rows_are_erased_of_what_the_feed_has_seen(repo: txstore.Repository, combine: bool) -> None:
+    """Their label is another one now, so that no commit overwrites them."""
+    with repo.transaction() as store:
+        for name, data in (("p", [10, 20, 30]), ("src/v", [1, 2, 3])):
+            zarr.create_array(store, name=name, data=np.array(data), dimension_names=["p"])
+    with repo.transaction() as store:
+        zarr.open_array(store, path="p")[1] = 21
+    feed = repo.feeds.create("copy", paths="src")
+    feed.advance()
+    del store
+    gc.collect()
+    repo.erase("src/v", {"p": 20})
+    (change,) = feed.changes(combine=combine)
+    assert change.rows_erased == ("src/v",)
+    assert zarr.open_array(change.snapshot(), path="src/v", mode="r")[:].tolist() == [1, 0, 3]
+    feed.advance(to=change)
+    assert not feed.status().pending
+
+
 @pytest.mark.parametrize("combine", [False, True])
 def test_a_copy_of_what_becomes_an_array_and_a_group_again(filled: txstore.Repository, combine: bool) -> None:
     def members(store: txstore.TxStore) -> None:

@@ -1,5 +1,6 @@
 """Plain copies: what they hold, what is done when somebody has touched them, and what readers see meanwhile."""
 
+import gc
 import json
 import os
 import subprocess
@@ -19,6 +20,7 @@ import zarr
 
 import txstore
 from tests.interchange.copies import check_copy, chunks_of, tree_of
+from tests.maintenance.erased_rows import leaks
 from txstore.interchange import publish as publishing
 from txstore.interchange.destinations import LocalDestination
 from txstore.interchange.published_state import STATE
@@ -43,6 +45,28 @@ def fill(repo: txstore.Repository) -> None:
 def append(repo: txstore.Repository, length: int = 5) -> None:
     with repo.transaction("append") as store:
         zarr.open_array(store, path="x").append(np.arange(length))
+
+
+@pytest.mark.parametrize("branch", ["main", "dev"])
+def test_what_was_erased_without_a_commit_on_the_branch(repo: txstore.Repository, copy: Path, branch: str) -> None:
+    """Rows whose label is another one now: the key is as old as before, and its value is another one."""
+    values = [2**60 + 1, 2**60 + 2, 2**60 + 3, 2**60 + 4]
+    with repo.transaction() as store:
+        zarr.create_group(store)
+        for name, data in (("x", [10, 20, 30, 40]), ("v", values)):
+            zarr.create_array(store, name=name, data=np.array(data), compressors=None, dimension_names=["x"])
+    repo.branches["dev"] = repo.head()
+    with repo.transaction(branch=branch) as store:
+        zarr.open_array(store, path="x")[1] = 21
+    del store
+    gc.collect()
+    repo.publish(copy, branch=branch)
+    repo.erase("v", {"x": 20})
+    gc.collect()
+    repo.publish(copy, branch=branch)
+    assert zarr.open_array(copy, path="v", mode="r")[:].tolist() == [values[0], 0, *values[2:]]
+    assert leaks(copy, np.int64(values[1]).tobytes()) == []
+    assert repo.publish(copy, branch=branch).written == 0
 
 
 def test_a_copy_is_what_zarr_would_have_written(repo: txstore.Repository, copy: Path) -> None:

@@ -1,5 +1,9 @@
 """What views have derived from values tells of them: an erasure wants both gone."""
 
+import gc
+import threading
+import time
+
 import numpy as np
 import pytest
 import zarr
@@ -41,3 +45,30 @@ def test_outputs_of_views_are_not_erased_before_the_view_is_dropped(repo: txstor
     del repo.views["half"]
     repo.erase("x1", {"t": 1}, positions=True)
     assert zarr.open_array(repo.snapshot(), path="x1", mode="r")[:].tolist() == [0.5, 0, 4.5, 6.5]
+
+
+@pytest.mark.parametrize("rows", [False, True])
+def test_a_view_that_is_declared_while_the_erasure_waits(repo: txstore.Repository, rows: bool) -> None:
+    """What it has derived until then would stay in the history."""
+    with repo.transaction() as store:
+        for name, data in (("x", np.arange(4)), ("v", np.arange(4) + 10)):
+            zarr.create_array(store, name=name, data=data, dimension_names=["x"])
+    reader = repo.snapshot()
+    failed: list[BaseException] = []
+
+    def erase() -> None:
+        try:
+            txstore.Repository(repo.url).erase("v", *([{"x": 2}] if rows else []))
+        except txstore.ErasureError as error:
+            failed.append(error)
+
+    thread = threading.Thread(target=erase)
+    thread.start()
+    time.sleep(1)
+    repo.views["half"] = Coarsen("v", "levels/{level}/v", (2,))
+    reader.close()
+    del reader, store
+    gc.collect()
+    thread.join()
+    assert "drop the view" in str(*failed)
+    assert zarr.open_array(repo.snapshot(), path="v", mode="r")[2] == 12

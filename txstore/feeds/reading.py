@@ -46,13 +46,8 @@ class Reading:
             stored = self._stored(cursor.place)
             self._origin = self._before = engine.snapshots.of(stored)
             self._follower = self._follow(stored)
-        # Only what was erased before now: an erasure waits for the commit that this has pinned. The commits that have
-        # deleted such paths tell nothing, since the ones before them have nothing there any more.
-        self._erasures = [
-            (until, record.table is not None, [*_common(record.paths, cursor.paths)])
-            for record in read_records(engine.storage)
-            if (until := record.until.get(cursor.branch, -1)) > cursor.place.version
-        ]
+        self._told: set[str] = set()  # ids of erasures
+        self._met: set[str] = set()  # ids of those that the next change tells
         if cursor.handed_out is not None:
             self._jump_to(cursor.handed_out)
 
@@ -162,15 +157,22 @@ class Reading:
     def _erased(self, after: Snapshot) -> Erased:
         """Return what was erased between the last place and a commit."""
         found: tuple[set[str], set[str]] = set(), set()
-        for until, of_rows, paths in self._erasures:
-            if self._before.version < until <= after.version:
-                found[of_rows].update(paths)
+        before, self._met = self._before.version, set()
+        for record in read_records(self._engine.storage):
+            # The commits that have deleted such paths tell nothing: the ones before have nothing there any more. Rows
+            # may also go from commits that the feed has seen, with no commit up to there that says so.
+            until, of_rows = record.until.get(self.cursor.branch, -1), record.table is not None
+            is_new = before < until <= after.version or (of_rows and before == until)
+            if is_new and record.id not in self._told:
+                self._met.add(record.id)
+                found[of_rows].update(_common(record.paths, self.cursor.paths))
         return Erased(*(tuple(sorted(paths)) for paths in found))
 
     def _taken(self) -> FeedChange | None:
         if self._ahead is None:
             return None
         (after, diff, erased), self._ahead = self._ahead, None
+        self._told |= self._met
         change = FeedChange(self._feed, self._start, self._engine, diff, after, erased)
         self._origin, self._before, self._start = after, after, change.place
         return change

@@ -33,6 +33,7 @@ from txstore.errors import (
     CommitNotFoundError,
     CommitWaitWarning,
     ConflictError,
+    ConstraintError,
     CorruptionError,
     ErasureError,
     ErasureTimeoutError,
@@ -71,6 +72,12 @@ class Delete(Protocol):
 
     def __call__(self, head: Snapshot, branch: str, *, asks: bool) -> object:
         """`asks`: change nothing. Either way, raise what the commit raises."""
+
+
+class Renew(Protocol):
+    """Commits the values of some keys of a head again."""
+
+    def __call__(self, head: Snapshot, branch: str, keys: Collection[str]) -> object: ...
 
 
 class RowsToErase(Protocol):
@@ -134,7 +141,7 @@ class ErasureReport:
 
 
 @contextlib.contextmanager
-def erasing(commits: Commits, snapshots: Snapshots, *, timeout: float | None) -> Iterator[Erasing]:
+def erasing(commits: Commits, snapshots: Snapshots, renew: Renew, *, timeout: float | None) -> Iterator[Erasing]:
     """Take a turn among the erasures of a repository, and finish those that were interrupted.
 
     Raises `ErasureTimeoutError`, and the errors of `Storage.alone`.
@@ -142,7 +149,7 @@ def erasing(commits: Commits, snapshots: Snapshots, *, timeout: float | None) ->
     commits.identity.check_there()
     with commits.storage.alone(names.ERASE_LOCK) as check_turn:
         snapshots.heed_erasures()  # new values are made of what is stored, never of what was
-        turn = Erasing(commits, snapshots, timeout, check_turn)
+        turn = Erasing(commits, snapshots, renew, timeout, check_turn)
         try:
             turn.finish_interrupted()
             yield turn
@@ -154,10 +161,16 @@ class Erasing:
     """A turn: `erase` is `Repository.erase`."""
 
     def __init__(
-        self, commits: Commits, snapshots: Snapshots, timeout: float | None, check_turn: Callable[[], object]
+        self,
+        commits: Commits,
+        snapshots: Snapshots,
+        renew: Renew,
+        timeout: float | None,
+        check_turn: Callable[[], object],
     ) -> None:
         self._commits = commits
         self._snapshots = snapshots
+        self._renew = renew
         self._timeout = timeout
         self._check_turn = check_turn
         self._finished: list[tuple[ErasureRecord, ErasureReport]] = []  # which others had begun
@@ -195,7 +208,9 @@ class Erasing:
         return same[-1] if same and report.commit is None else report
 
     def _of(self, paths: Collection[str], delete: Delete | None, rows: RowsToErase | None) -> _Erasing:
-        return _Erasing(self._commits, self._snapshots, paths, delete, self._timeout, rows, self._check_turn)
+        return _Erasing(
+            self._commits, self._snapshots, self._renew, paths, delete, self._timeout, rows, self._check_turn
+        )
 
     def _unfinished(self) -> list[ErasureRecord]:
         return [record for record in read_records(self._commits.storage) if record.finished is None]
@@ -208,6 +223,7 @@ class _Erasing:
         self,
         commits: Commits,
         snapshots: Snapshots,
+        renew: Renew,
         paths: Collection[str],
         delete: Delete | None,
         timeout: float | None,
@@ -219,6 +235,7 @@ class _Erasing:
         self._commits = commits
         self._storage = commits.storage
         self._snapshots = snapshots
+        self._renew = renew
         self._delete = delete
         self._deadline = None if timeout is None else time.monotonic() + timeout
         self._check_turn = check_turn
@@ -253,6 +270,8 @@ class _Erasing:
         self._check_shared(found)
         self._wait()
         self._began = None
+        self._check_quarantine()  # it may have waited for long
+        self._check_views()
         for branch in living_branches(self._commits):  # all of them, before the first is changed
             self._while_living(branch, self._ask)
         record = self._new_record()
@@ -278,6 +297,8 @@ class _Erasing:
         forget_details(self._storage)
         # If another vacuum deleted a file just as this erasure replaced it, the file exists again.
         vacuum(self._commits, self._snapshots, branch=MAIN)
+        for branch in living_branches(self._commits) if record.table is not None else ():
+            self._while_living(branch, self._write_anew)
         commit = self._note(record)
         self._write(replace(record, finished=time.time_ns() // 1000))
         return ErasureReport(self.paths, commit, record.values, record.length, self._files)
@@ -568,6 +589,24 @@ class _Erasing:
                 self._files += scrub(self._storage, found)
                 self._snapshots.forget(change.pack_id for change in found.changes.values())
         raise ErasureError(self.paths, "other processes keep writing there: try again when they have ended")
+
+    def _write_anew(self, branch: str) -> None:
+        """Commit the values of the head that have replaced others, as they are now.
+
+        Who goes by what commits change, as plain copies and feeds do, would keep what it had before.
+        """
+        while True:
+            head = self._snapshots.newest(branch)
+            keys = [key for path in self.paths for key in head.keys_below(path) if head.is_replaced(key)]
+            try:
+                if keys:
+                    self._renew(head, branch, keys)
+                return
+            except ConstraintError:  # it is frozen
+                return
+            except (ConflictError, SnapshotExpiredError):
+                if self._deadline is not None and time.monotonic() >= self._deadline:
+                    raise
 
     def _note(self, record: ErasureRecord) -> Commit:
         """Make the commit that records the erasure."""
