@@ -100,8 +100,8 @@ def made(name: str, time: int, parent: str | None = None, merged: str | None = N
 
 def test_graphs_of_merges_and_of_three_branches() -> None:
     a, b, c, d = made("a", 0), made("b", 1, "a"), made("c", 2, "a"), made("d", 3, "b", "c")
-    assert [row.drawn for row in draw(newest_first([[d, b, a], [c, a]]))] == ["*", "|\\", "| *", "* |", "|/", "*"]
+    assert [drawn for drawn, _ in draw(newest_first([[d, b, a], [c, a]]))] == ["*", "|\\", "| *", "* |", "|/", "*"]
     e, f = made("e", 4, "a"), made("f", 5, "a")
     rows = list(draw(newest_first([[f, a], [e, a], [c, a]])))
-    assert [row.drawn for row in rows] == ["*", "| *", "| | *", "|__/", "|/", "*"]
-    assert [row.commit.id for row in rows if row.commit is not None] == ["f", "e", "c", "a"]
+    assert [drawn for drawn, _ in rows] == ["*", "| *", "| | *", "|__/", "|/", "*"]
+    assert [commit.id for _, commit in rows if commit is not None] == ["f", "e", "c", "a"]

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
@@ -103,13 +103,6 @@ def _existing(commit: Commit | None, name: str) -> Commit:
 # --- the graph
 
 
-class Row(NamedTuple):
-    """One line of the graph and the commit it shows; None if it shows only lanes."""
-
-    drawn: str
-    commit: Commit | None
-
-
 def newest_first(lines: Iterable[Iterable[Commit]]) -> list[Commit]:
     """Return the commits of several branches, each once, newest first, and always before its parents."""
     found: dict[str, Commit] = {}
@@ -122,8 +115,11 @@ def newest_first(lines: Iterable[Iterable[Commit]]) -> list[Commit]:
     return sorted(found.values(), key=lambda commit: (commit.time, commit.seq), reverse=True)
 
 
-def draw(commits: Sequence[Commit]) -> Iterator[Row]:
-    """Yield the lines of a graph, with one lane for each line of commits that continues below."""
+def draw(commits: Sequence[Commit]) -> Iterator[tuple[str, Commit | None]]:
+    """Yield the lines of a graph, with one lane for each line of commits that continues below.
+
+    Each comes with the commit that it shows; None if it shows only lanes.
+    """
     lanes: list[str] = []  # the id of the next commit in each lane
     there = {commit.id for commit in commits}
     for commit in commits:
@@ -134,14 +130,14 @@ def draw(commits: Sequence[Commit]) -> Iterator[Row]:
             # Two lanes lead to this commit: the right one ends here.
             between = "_" if other > at + 1 else ""
             drawn = "| " * at + "|" + (between * 2 * (other - at - 1)) + "/ " + "| " * (len(lanes) - other - 1)
-            yield Row(drawn.rstrip(), None)
+            yield drawn.rstrip(), None
             del lanes[other]
-        yield Row(" ".join("*" if i == at else "|" for i in range(len(lanes))), commit)
+        yield " ".join("*" if i == at else "|" for i in range(len(lanes))), commit
         parents = [parent for parent in (commit.parent, commit.merged) if parent is not None and parent in there]
         lanes[at : at + 1] = parents[:1]
         if len(parents) > 1 and parents[1] not in lanes:
             lanes.insert(at + 1, parents[1])
-            yield Row(("| " * at + "|\\ " + "| " * (len(lanes) - at - 2)).rstrip(), None)
+            yield ("| " * at + "|\\ " + "| " * (len(lanes) - at - 2)).rstrip(), None
 
 
 tags_app = typer.Typer(help="Name commits, so that a vacuum keeps them.", no_args_is_help=True, cls=Commands)

@@ -178,8 +178,8 @@ def log(
     if as_json:
         print_json([commit_as_dict(commit) | {"names": called.get(commit.id, [])} for commit in commits])
     elif graph:
-        for row in branches.draw(commits):
-            tell(row.drawn if row.commit is None else f"{row.drawn} {_commit_line(row.commit, called)}")
+        for drawn, commit in branches.draw(commits):
+            tell(drawn if commit is None else f"{drawn} {_commit_line(commit, called)}")
     else:
         rows = (_commit_row(commit, called, branch) for commit in commits)
         print_table(["version>", "id", "time", "author?", "keys>", "size>", "message~"], rows)

@@ -6,7 +6,7 @@ import math
 import time
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from txstore.comparing.diff import Diff
 from txstore.errors import CommitNotFoundError, FeedExpiredError, SnapshotExpiredError
@@ -23,14 +23,6 @@ if TYPE_CHECKING:
     from txstore.history.snapshot import Snapshot
 
 
-class _Ahead(NamedTuple):
-    """The next change: of one commit, or of all that are pending."""
-
-    after: Snapshot
-    diff: Diff
-    erased: Erased
-
-
 class Reading:
     """One pass over the commits that a feed has not seen. It writes nothing. Use it in one thread."""
 
@@ -40,7 +32,8 @@ class Reading:
         self._engine = engine
         self._feed = feed
         self._start = cursor.place  # where the feed has to be for the next change
-        self._ahead: _Ahead | None = None
+        #: The next change, of one commit or of all that are pending: after it, what differs, what was erased.
+        self._ahead: tuple[Snapshot, Diff, Erased] | None = None
         engine.commits.branches.check_living(cursor.branch)
         with self._expiring():
             stored = self._stored(cursor.place)
@@ -80,7 +73,7 @@ class Reading:
         if any(erased) or _has_data(stored):
             diff = between(self._engine, self._before, after, self.cursor.paths)
             if any(erased) or diff.nodes:
-                self._ahead = _Ahead(after, diff, erased)
+                self._ahead = after, diff, erased
                 return
         self._before = after
 
@@ -94,7 +87,7 @@ class Reading:
         deadline = math.inf if timeout is None else time.monotonic() + timeout
         while not self._is_handed_out:
             head = self._engine.commits.head(self.cursor.branch)
-            known = self._before if self._ahead is None else self._ahead.after
+            known = self._before if self._ahead is None else self._ahead[0]
             if head is not None and head.header.version > known.version:
                 self._jump(head)
             if self._ahead is not None:
@@ -107,7 +100,7 @@ class Reading:
     def _is_handed_out(self) -> bool:
         """Whether the next change is one that a job was given: it stays as it is, whatever comes later."""
         end = self.cursor.handed_out
-        return end is not None and self._ahead is not None and _place_of(self._ahead.after) == end
+        return end is not None and self._ahead is not None and _place_of(self._ahead[0]) == end
 
     def sum(self, timeout: float | None) -> FeedChange | None:
         """Return all pending changes as one, with the newest values. None if none comes for `timeout` seconds."""
@@ -150,7 +143,7 @@ class Reading:
             self._ahead, self._follower = None, self._follow(stored)
         erased = self._erased(after)
         if diff.nodes or any(erased):
-            self._ahead = _Ahead(after, diff, erased)
+            self._ahead = after, diff, erased
         else:
             self._before = after
 

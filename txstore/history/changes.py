@@ -11,7 +11,7 @@ from __future__ import annotations
 import heapq
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from typing import NamedTuple
+from typing import Generic, NamedTuple, TypeVar
 
 from txstore.commit import MAIN, Commit, Stored
 from txstore.errors import CorruptionError, SnapshotExpiredError
@@ -21,6 +21,8 @@ from txstore.format.packfile import PackName
 from txstore.history.commits import Commits
 from txstore.history.snapshot import Snapshot
 from txstore.segments.runs import Found, Runs
+
+V = TypeVar("V")
 
 #: Number of candidates to look up at a time.
 _PAGE = 1024
@@ -45,12 +47,12 @@ class KeyChange(NamedTuple):
     after: Ref | None
 
 
-class Differing(NamedTuple):
-    """As `KeyChange`, but with each snapshot's own refs. Most callers do not need the conversion."""
+class Differing(NamedTuple, Generic[V]):
+    """As `KeyChange`, but with each snapshot's own refs, or with values. Most callers do not need the conversion."""
 
     key: str
-    before: Found | None
-    after: Found | None
+    before: V | None
+    after: V | None
 
 
 def changed(before: Snapshot, after: Snapshot, below: str = "", base: Snapshot | None = None) -> Iterator[KeyChange]:
@@ -59,7 +61,9 @@ def changed(before: Snapshot, after: Snapshot, below: str = "", base: Snapshot |
         yield KeyChange(key, _ref(before.runs, was), _ref(after.runs, is_now))
 
 
-def differing(before: Snapshot, after: Snapshot, below: str = "", base: Snapshot | None = None) -> Iterator[Differing]:
+def differing(
+    before: Snapshot, after: Snapshot, below: str = "", base: Snapshot | None = None
+) -> Iterator[Differing[Found]]:
     """Yield the keys below a path whose values differ, in the order of their bytes.
 
     Without `base`, the older of the two snapshots is an ancestor of the newer one. Otherwise `base` is their newest

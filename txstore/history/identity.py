@@ -5,12 +5,14 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+from collections.abc import Callable
 
 from txstore.errors import CorruptionError, RepositoryNotFoundError, UnsupportedFormatError, WrongFileTypeError
 from txstore.format import commitfile, encoding, names, records
 from txstore.format.records import VERSIONS_BY_PROMISE, RepositoryFormat
 from txstore.steps import step
 from txstore.storage.interface import Storage
+from txstore.storage.objects.backend import OF_PROCESS, SINGLE_WRITER
 
 _SUPPORTED = f"version {encoding.VERSION}"
 _PLAIN_ZARR = frozenset({"zarr.json", ".zgroup", ".zarray", ".zmetadata"})
@@ -19,8 +21,10 @@ _PLAIN_ZARR = frozenset({"zarr.json", ".zgroup", ".zarray", ".zmetadata"})
 class Identity:
     """The `format.json` of one repository. It is read once."""
 
-    def __init__(self, storage: Storage) -> None:
+    def __init__(self, storage: Storage, expect_head_cache: Callable[[], object] | None = None) -> None:
+        """`expect_head_cache`, of object stores, fetches the head cache at the same time: callers need it next."""
         self._storage = storage
+        self._expect_head_cache = expect_head_cache
         self._format: RepositoryFormat | None = None
         self._is_complete = False  # True: all directories exist
 
@@ -71,7 +75,9 @@ class Identity:
 
     def _read(self, *, creating: bool = False) -> RepositoryFormat:
         try:
-            content = self._content()
+            if self._expect_head_cache is not None:
+                self._expect_head_cache()
+            content = self._storage.read(names.FORMAT)
         except (FileNotFoundError, NotADirectoryError) as error:
             raise self._why_not_found(creating) from error
         try:
@@ -80,9 +86,6 @@ class Identity:
             raise UnsupportedFormatError(names.FORMAT, found=error.reason, supported=_SUPPORTED) from error
         except encoding.MalformedError as error:
             raise CorruptionError(names.FORMAT, reason=f"it can't be decoded: {error}") from error
-
-    def _content(self) -> bytes:
-        return self._storage.read(names.FORMAT)
 
     def _why_not_found(self, creating: bool) -> RepositoryNotFoundError:
         url = self._storage.url
@@ -129,6 +132,7 @@ class Identity:
                 with contextlib.suppress(OSError):
                     self._storage.delete(names.GUARD)  # the check wrote it, but there will be no repository
             raise
+        versions = self._storage.capabilities.versions
         # Also if it exists: some tools do not copy empty directories, and a vacuum that frees space may be killed.
         for name in ("", *names.DIRECTORIES):
             self._storage.make_directory(name, durable=durable)
@@ -142,18 +146,15 @@ class Identity:
             with contextlib.suppress(FileExistsError):
                 self._storage.write_once(
                     names.FORMAT,
-                    RepositoryFormat(os.urandom(16), self._storage.capabilities.versions).encode(),
+                    RepositoryFormat(os.urandom(16), versions).encode(),
                     durable=durable,
                 )
             self._format = self._read()
         self._is_complete = True
-        if exists and not self._proves_guard:
+        # The check of an object store creates a missing guard, but for stores that need no check.
+        makes_guard = self._expect_head_cache is not None and versions not in (SINGLE_WRITER, OF_PROCESS)
+        if exists and not makes_guard:
             self.restore_guard(durable=durable)
-
-    @property
-    def _proves_guard(self) -> bool:
-        """Whether `Storage.check_creation` creates a missing guard."""
-        return False
 
     def restore_guard(self, *, durable: bool) -> None:
         """Write the guard if it is missing. It only keeps out plain zarr: if this fails, the next `create` retries."""

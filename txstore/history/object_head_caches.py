@@ -13,7 +13,6 @@ import posixpath
 import threading
 import time
 import weakref
-from collections.abc import Callable
 from concurrent.futures import Future
 from typing import NamedTuple
 
@@ -23,9 +22,7 @@ from txstore.errors import CorruptionError
 from txstore.format import encoding, names
 from txstore.format.records import HEAD_CACHE_SIZE, HeadCache
 from txstore.history.commit_files import CommitFiles
-from txstore.history.identity import Identity
 from txstore.observing import carried
-from txstore.storage.objects.backend import OF_PROCESS, SINGLE_WRITER
 from txstore.storage.objects.interface import ObjectStore
 from txstore.storage.remote import RemoteStorage
 from txstore.storage.request_threads import REQUESTS, executor
@@ -51,22 +48,6 @@ class _Expected(NamedTuple):
     @property
     def is_fresh(self) -> bool:
         return self.process == os.getpid() and time.monotonic() - self.asked < STAYS
-
-
-class IdentityOfObjects(Identity):
-    """Reads `format.json`, and fetches the head cache at the same time, because callers need it next."""
-
-    def __init__(self, storage: RemoteStorage, expect_head_cache: Callable[[], None]) -> None:
-        super().__init__(storage)
-        self._expect_head_cache = expect_head_cache
-
-    def _content(self) -> bytes:
-        self._expect_head_cache()
-        return super()._content()
-
-    @property
-    def _proves_guard(self) -> bool:
-        return self._storage.capabilities.versions not in (SINGLE_WRITER, OF_PROCESS)  # these make no guard
 
 
 class ObjectHeadCaches:

@@ -29,7 +29,7 @@ from txstore.history.durability import DurableObjects, SyncedFiles
 from txstore.history.heads import FileHeadCaches, FileHeads, KnownHeads
 from txstore.history.identity import Identity
 from txstore.history.listings import Contention, Listings, Looks
-from txstore.history.object_head_caches import TAIL, IdentityOfObjects, ObjectHeadCaches
+from txstore.history.object_head_caches import TAIL, ObjectHeadCaches
 from txstore.history.object_heads import ObjectHeads
 from txstore.history.object_versions import ExclusiveCreate
 from txstore.history.staged_packs import PacksInPlace, PacksInStaging
@@ -167,7 +167,7 @@ def _commits_in_files(storage: Storage) -> Commits:
 def _commits_in_objects(storage: RemoteStorage) -> Commits:
     makes_requests = storage.capabilities.makes_requests
     head_caches = ObjectHeadCaches(storage)
-    identity = IdentityOfObjects(storage, head_caches.expect)
+    identity = Identity(storage, head_caches.expect)
     branches = BranchNames(storage, identity)
     files = CommitFiles(storage, identity, branches, tail_size=TAIL, at_once=128, kept_in=storage.cache)
     oldest_kept = OldestKept(storage, branches)

@@ -24,16 +24,8 @@ if TYPE_CHECKING:
     import xarray as xr
 
 
-class _NothingToCommitError(Exception):
-    """Leaves the transaction's block without a commit: the upsert has changed nothing. Internal."""
-
-
-class _OverlapError(Exception):
-    """Leaves the transaction's block, and is not tried again: other commits changed the same labels. Internal."""
-
-    def __init__(self, conflict: LabelConflictError) -> None:
-        self.conflict = conflict
-        super().__init__(conflict)
+class _LeftError(Exception):
+    """Leaves the transaction's block without a commit, and is not tried again. Internal."""
 
 
 def upsert_into(
@@ -52,25 +44,27 @@ def upsert_into(
     """Commit an upsert. `Repository.upsert` documents the parameters and errors."""
     # The base of the caller is the head now. It stays readable as long as this store is there.
     began = repository.snapshot(branch=branch) if repository.exists and repository.head(branch) is not None else None
+    overlapping: list[LabelConflictError] = []
     told = f"upsert of {_described(ds, dim)}" if message is None else message
 
     def step(store: AnyStore) -> Upserted:
         now = store.base
         if existing == "update" and now is not None and (began is None or began.base.id != now.id):
             conflict = overlap(ds, named(ds, dim), group, began, store)
-            if conflict is not None:
-                raise _OverlapError(conflict)
+            if conflict is not None:  # other commits changed the same labels
+                overlapping.append(conflict)
+                raise _LeftError
         done = upsert(ds, store, dim=dim, group=group, existing=existing, missing=missing)
         if not done:
-            raise _NothingToCommitError
+            raise _LeftError
         return done
 
     try:
         return repository.run(step, timeout=timeout, message=told, branch=branch, properties=properties)
-    except _NothingToCommitError:
+    except _LeftError:
+        if overlapping:
+            raise overlapping[0] from None
         return Upserted(0, 0)
-    except _OverlapError as overlapping:
-        raise overlapping.conflict from None
     finally:
         if began is not None:
             began.close()

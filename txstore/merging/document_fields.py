@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Collection, Mapping
-from typing import Any, NamedTuple, TypeAlias
+from typing import Any, TypeAlias
 
 from txstore.format.documents import ABSENT, Described
 from txstore.format.encoding import MalformedError, json_value
@@ -27,13 +27,6 @@ def structure_of(node: Described | None) -> Any:
     return len(node.node.shape), fields, moves_of(node.attributes, len(node.node.shape))
 
 
-class MergedDocument(NamedTuple):
-    """A merged document; for the fields in `conflicts`, it has the preferred side's values."""
-
-    content: bytes
-    conflicts: tuple[str, ...]  # fields, "attributes.units"; "" is the document as a whole
-
-
 #: The base's value where it is in doubt (`doubts`): nothing is equal to it.
 _IN_DOUBT = object()
 
@@ -51,25 +44,28 @@ def merge_documents(
     is_strict: bool = False,
     extent: Extent | None = None,
     in_doubt: Collection[str] = (),
-) -> MergedDocument:
+) -> tuple[bytes, tuple[str, ...]]:
     """Merge two versions of a document. `prefers` is the side that wins if both changed a field differently.
 
+    Return the document, and the fields in conflict ("attributes.units"; "" is the document as a whole). For these it
+    has the preferred side's values.
+
     With `is_strict`, a field that both changed is a conflict even if equal. `extent` settles axes that both changed.
-    `in_doubt` are fields, as in `MergedDocument.conflicts`, for which the base's value is unreliable.
+    `in_doubt` are fields, as in the conflicts, for which the base's value is unreliable.
     """
     if ours == theirs and not is_strict and extent is None:
-        return MergedDocument(ours, ())
+        return ours, ()
     try:
         sides = [None if side is None else json_value(side) for side in (base, ours, theirs)]
     except MalformedError:
-        return MergedDocument(ours if prefers == "ours" else theirs, ("",))
+        return ours if prefers == "ours" else theirs, ("",)
     merge = _DocumentMerge(prefers, is_strict, extent, in_doubt)
     before = merge.base("", ABSENT if sides[0] is None else sides[0])
     merged = merge.document(key.rpartition("/")[2], before, sides[1], sides[2])
     for side, content in ((sides[1], ours), (sides[2], theirs)):
         if merged == side and _is_same(merged, side):
-            return MergedDocument(content, tuple(merge.conflicts))
-    return MergedDocument(json.dumps(merged, indent=2).encode(), tuple(merge.conflicts))
+            return content, tuple(merge.conflicts)
+    return json.dumps(merged, indent=2).encode(), tuple(merge.conflicts)
 
 
 class _DocumentMerge:

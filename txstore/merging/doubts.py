@@ -14,8 +14,9 @@ from itertools import chain
 from typing import TYPE_CHECKING
 
 from txstore.format.keys import ancestors
+from txstore.history.changes import Differing
 from txstore.merging.merge_conflicts import Answers, Conflict
-from txstore.merging.merge_side import Side, SideChange
+from txstore.merging.merge_side import Side
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -114,7 +115,7 @@ class Doubts:
 
 
 def _with(side: Side, keys: Iterable[str]) -> Side:
-    more = {key: SideChange(None, True if key in side.view else None) for key in keys if key not in side.changes}
+    more = {key: Differing(key, None, key in side.view or None) for key in keys if key not in side.changes}
     return Side(side.view, {**side.changes, **more}, side.moves, side.is_same, side.moved) if more else side
 
 

@@ -4,22 +4,14 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Callable, Collection, Mapping, Sequence
-from typing import Any, NamedTuple
+from typing import Any
 
 from txstore.format.keys import after_prefix, directory_prefix
 from txstore.format.mapping import Hierarchy
 from txstore.history.changes import Differing, KeyChange
 
-
-class SideChange(NamedTuple):
-    """One side's change to a key, in what was never committed: a value is None where there is none."""
-
-    before: Any
-    after: Any
-
-
 #: `after` is None if the side deleted the key.
-Change = SideChange | KeyChange | Differing
+Change = KeyChange | Differing[Any]
 
 
 class Side:

@@ -467,10 +467,10 @@ class _ThreeWayMerge:
     def _document(self, key: str, base: memoryview | None, ours: memoryview, theirs: memoryview) -> None:
         three = _bytes(base), bytes(ours), bytes(theirs)
         merge = partial(merge_documents, key, *three, extent=self._extent_of(key), in_doubt=self._doubts.fields_of(key))
-        merged = merge(is_strict=self._is_strict)
-        if merged.conflicts:
+        merged, conflicting = merge(is_strict=self._is_strict)
+        if conflicting:
             conflict = Conflict(
-                node_of_document(key), "document", key, fields=merged.conflicts,
+                node_of_document(key), "document", key, fields=conflicting,
                 _sides={name: partial(_parsed, content) for name, content in zip(_THREE, three, strict=True)},
             )  # fmt: skip
             answer = self._answers.of(conflict)
@@ -479,13 +479,13 @@ class _ThreeWayMerge:
                 return
             if callable(answer):
                 written = _written(answer(conflict), conflict)
-                self._plan.values[key] = bytes(kept(key, merged.content, written, ""))
+                self._plan.values[key] = bytes(kept(key, merged, written, ""))
                 return
-            merged = merge(prefers=answer)
-        if merged.content == bytes(theirs):
+            merged, _ = merge(prefers=answer)
+        if merged == bytes(theirs):
             self._take(key)
-        elif merged.content != bytes(ours):
-            self._plan.values[key] = merged.content
+        elif merged != bytes(ours):
+            self._plan.values[key] = merged
 
     def _extent_of(self, key: str) -> Extent | None:
         """Return the final extent along the axis along which both appended; None if they did not."""

@@ -15,7 +15,7 @@ from txstore.engine import Engine
 from txstore.format.mapping import Hierarchy
 from txstore.history.changes import Differing, common_ancestor, differing, is_equal
 from txstore.history.snapshot import Snapshot
-from txstore.merging.merge_side import Side, SideChange
+from txstore.merging.merge_side import Side
 from txstore.merging.moved_nodes import Renaming, recognised
 from txstore.merging.three_way import MergePlan
 from txstore.segments.runs import Found, Runs
@@ -102,7 +102,7 @@ def side_of(engine: Engine, base: Snapshot | Virtual, view: Snapshot | Virtual) 
     return Side(view, changes, recognised(base, view, gone, made), is_same)
 
 
-def _differing(engine: Engine, base: Snapshot, view: Snapshot) -> Iterator[Differing]:
+def _differing(engine: Engine, base: Snapshot, view: Snapshot) -> Iterator[Differing[Found]]:
     ancestor = None
     if base.stored is not None and view.stored is not None:
         ancestor = common_ancestor(engine.commits, base.stored, view.stored)
@@ -122,14 +122,14 @@ def virtual(view: Snapshot | Virtual) -> Virtual:
 
 
 def _of_merges(engine: Engine, base: Virtual, view: Virtual) -> Side:
-    changes: dict[str, SideChange] = {}
+    changes: dict[str, Differing[Value]] = {}
     below = (key for key, _, _ in _differing(engine, base.snapshot, view.snapshot))
     for key in sorted({*below, *base.changed, *view.changed}):
         before, after = base.value(key), view.value(key)
         if not _is_same(before, after):
-            changes[key] = SideChange(before, after)
-    gone = {key: _place_of(was) for key, (was, is_now) in changes.items() if was is not None and is_now is None}
-    made = {key: _place_of(is_now) for key, (was, is_now) in changes.items() if was is None and is_now is not None}
+            changes[key] = Differing(key, before, after)
+    gone = {key: _place_of(was) for key, was, is_now in changes.values() if was is not None and is_now is None}
+    made = {key: _place_of(is_now) for key, was, is_now in changes.values() if was is None and is_now is not None}
     moves = recognised(base, view, gone, made)
     return Side(view, changes, moves, lambda was, is_now: _is_same(changes[was].before, changes[is_now].after))
 

@@ -494,7 +494,7 @@ def is_replaced(packs: PackSource, pack: PackName, offset: int) -> bool:
     """Tell whether another value replaces the one at an offset of a pack. Raises `CorruptionError`."""
     if packs.replaced is None:
         return False
-    return packs.replaced.find(pack, offset, lambda table: open_runs([table], packs)) is not None
+    return packs.replaced.find(pack, offset, lambda table: open_runs([table], packs).place_of) is not None
 
 
 def open_run(name: RunName, packs: PackSource) -> OpenRun:

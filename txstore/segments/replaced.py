@@ -9,40 +9,17 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Callable
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from txstore import processes
 from txstore.errors import CorruptionError
-from txstore.format import names, packfile
+from txstore.format import names
 from txstore.format.commitfile import RunName
 from txstore.format.encoding import MalformedError
 from txstore.format.packfile import PackName
 from txstore.format.records import ErasureRecord
 from txstore.format.replacements import replaced_key
 from txstore.storage.interface import Storage
-
-
-class TableEntry(Protocol):
-    """What an index says of a key: of `runs.Found`, what is needed here."""
-
-    @property
-    def kind(self) -> int: ...
-    @property
-    def pack(self) -> int: ...
-    @property
-    def offset(self) -> int: ...
-    @property
-    def length(self) -> int: ...
-    @property
-    def checksum(self) -> int: ...
-
-
-class Table(Protocol):
-    """An opened table: of `runs.Runs`, what is needed here."""
-
-    def ref(self, key: bytes) -> TableEntry | None: ...
-
-    def pack_name(self, run: int, number: int) -> PackName: ...
 
 
 class Replacement(NamedTuple):
@@ -57,6 +34,8 @@ class Replacement(NamedTuple):
 #: Packs of new values have numbers from here on; a run numbers the packs of its table far below.
 FIRST_NUMBER = 1 << 40
 
+#: Tells where a table says that the new value of a key lies: pack, offset, length and checksum.
+Table = Callable[[bytes], tuple[PackName, int, int, int] | None]
 OpenTable = Callable[[RunName], Table]
 
 
@@ -101,10 +80,9 @@ class ReplacedValues:
         key, damage = replaced_key(pack, offset), None
         for table in self._opened(open_table):
             try:
-                entry = table.ref(key)
-                if entry is not None and entry.kind == packfile.REF_PACK:
-                    number = self._number(table.pack_name(0, entry.pack))
-                    return Replacement(number, entry.offset, entry.length, entry.checksum)
+                place = table(key)
+                if place is not None:
+                    return Replacement(self._number(place[0]), *place[1:])
             except CorruptionError as error:
                 damage = error
         if damage is not None:

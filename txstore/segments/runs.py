@@ -21,7 +21,7 @@ from txstore.format.commitfile import RunName
 from txstore.format.keys import stored_prefix
 from txstore.format.packfile import PackName
 from txstore.segments.packs import Kept, OpenPack, Pack, PackSource
-from txstore.segments.replaced import FIRST_NUMBER
+from txstore.segments.replaced import FIRST_NUMBER, Table
 from txstore.storage.foreign_values import ForeignRange
 from txstore.storage.interface import Mapped, Storage, spooled
 
@@ -269,6 +269,13 @@ class Runs:
         self._packs.replaced.forget()
         return self._replacement(found)
 
+    def place_of(self, key: bytes) -> tuple[PackName, int, int, int] | None:
+        """Return the pack, offset, length and checksum of a value, if it lies in a pack."""
+        found = self.ref(key)
+        if found is None or found.kind != packfile.REF_PACK:
+            return None
+        return self.pack_name(found.run, found.pack), found.offset, found.length, found.checksum
+
     def _replacement(self, found: Found, *, looks_again: bool = True) -> Found | None:
         if self._packs.replaced is None:
             return None
@@ -278,8 +285,8 @@ class Runs:
             return None
         return Found(found.run, packfile.REF_PACK, found.seq, *place)
 
-    def _open_table(self, name: RunName) -> Runs:
-        return type(self)([name], None, self._packs)
+    def _open_table(self, name: RunName) -> Table:
+        return type(self)([name], None, self._packs).place_of
 
     def _listed(self, item: Live) -> Listed:
         listed = Listed._make(item)

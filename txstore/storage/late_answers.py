@@ -13,7 +13,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, NamedTuple
+from typing import TYPE_CHECKING
 
 from txstore.errors import CommitWaitWarning, warn
 from txstore.observing import carried
@@ -26,10 +26,8 @@ if TYPE_CHECKING:
 PATIENCE, ROUND_TRIPS = 1.5, 8
 
 
-class _Answer(NamedTuple):
-    is_of_look: bool
-    content: bytes | None
-    error: BaseException | None
+#: Whether an answer is that of a look, the content that was found, and the error.
+Answers = SimpleQueue[tuple[bool, bytes | None, BaseException | None]]
 
 
 class LateAnswers:
@@ -42,14 +40,14 @@ class LateAnswers:
     def create(self, path: str, parts: Sequence[Buffer]) -> None:
         """Create an object. Raises `FileExistsError` if there is another one, and what the request raises."""
         content = b"".join(parts)  # of its own: a creator that is told to have lost writes into its parts
-        answers: SimpleQueue[_Answer] = SimpleQueue()
+        answers: Answers = SimpleQueue()
         began = time.monotonic()
         patience = max(PATIENCE, ROUND_TRIPS * self._usual)
         _in_thread(answers, False, lambda: self._objects.create(path, [content]))
         looks = is_told = False
         while True:
             try:
-                answer = answers.get(timeout=patience)
+                is_of_look, found, error = answers.get(timeout=patience)
             except Empty:
                 if not looks:
                     looks = True
@@ -58,17 +56,17 @@ class LateAnswers:
                     is_told = True
                     _tell(path, time.monotonic() - began, "and does not say whether it is there")
                 continue
-            if not answer.is_of_look:
-                if answer.error is not None:
+            if not is_of_look:
+                if error is not None:
                     try:
-                        raise answer.error
+                        raise error
                     finally:
-                        del answer  # it has the error, whose traceback has this frame
+                        del error  # its traceback has this frame
                 self._usual = (self._usual + time.monotonic() - began) / 2 if self._usual else time.monotonic() - began
                 return
             looks = False
-            if answer.content is not None:
-                if answer.content == content:
+            if found is not None:
+                if found == content:
                     return
                 raise FileExistsError(errno.EEXIST, "it was created by another", path)
             if not is_told:
@@ -77,14 +75,14 @@ class LateAnswers:
             time.sleep(0 if answers.qsize() else min(patience, PATIENCE))
 
 
-def _in_thread(answers: SimpleQueue[_Answer], is_of_look: bool, request: Callable[[], bytes | None]) -> None:
+def _in_thread(answers: Answers, is_of_look: bool, request: Callable[[], bytes | None]) -> None:
     """Send a request in a thread, which puts the answer into a queue. The process can exit without it."""
 
     def run() -> None:
         try:
-            answers.put(_Answer(is_of_look, request(), None))
+            answers.put((is_of_look, request(), None))
         except BaseException as error:  # noqa: BLE001 - whatever it is, the creator raises it
-            answers.put(_Answer(is_of_look, None, error))
+            answers.put((is_of_look, None, error))
 
     try:
         threading.Thread(target=carried(run), name="txstore create", daemon=True).start()
