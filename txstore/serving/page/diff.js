@@ -19,7 +19,7 @@ export async function show(view, parts) {
   b ??= head;
   if (!b) return void replace(view.root, h("h1", {}, "Compare"), notice("Nothing was ever committed here."));
   if (!a) {
-    const { commit } = await api.commit(b, view.signal);
+    const commit = await api.commitOf(b, view.signal);
     a = commit.parents?.[0] ?? commit.id;
   }
   const results = h("div", {}, notice("Comparing …"));
