@@ -24,7 +24,7 @@ _SEEN = (
 _BUSY = "#main.waiting, .stage.waiting"
 #: Milliseconds of a processor that one task of the main thread may take, and bytes that a page may have had in memory.
 _TASK, _MEMORY = 200, 1 << 30
-_PARTS = 8
+_PARTS = 16
 #: Elements and letters that a page may show.
 _ELEMENTS, _LETTERS = 20_000, 500_000
 

@@ -45,7 +45,6 @@ export class History {
 
   async byDigits(digits) {
     for (const [id, stored] of this.known) if (id.startsWith(digits)) return stored;
-    if (!this.heads.length) await this.look();
     for await (const stored of this.walk()) if (this.note(stored).header.id.startsWith(digits)) return stored;
     return undefined;
   }

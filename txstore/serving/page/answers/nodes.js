@@ -49,7 +49,7 @@ export class Nodes {
     const found = told(parse);
     const kind = three === undefined ? (array === undefined ? "group" : "array") : (["array", "group"].find((each) => each === found.document.node_type) ?? "unknown");
     const length = own.length + (attributes?.length ?? 0);
-    return { ...found, kind, length, exactly: () => told(length > LARGE ? parse : parseExactly) };
+    return { ...found, kind, length, exactly: () => (length > LARGE ? found : told(parseExactly)) };
   }
 
   async members(store, { path = "", after, limit }, signal) {

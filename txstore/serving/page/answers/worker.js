@@ -98,7 +98,9 @@ onmessage = async ({ data: { number, name, parameters, stop } }) => {
   running.set(number, abort);
   try {
     const tell = (...progress) => postMessage({ number, progress });
-    const answer = await questions[name](await there(), { signal: abort.signal, tell }, ...parameters);
+    const all = await there();
+    if (name !== "look" && !all.history.heads.length) await all.history.look(); // the worker before this one has
+    const answer = await questions[name](all, { signal: abort.signal, tell }, ...parameters);
     postMessage({ number, answer }, answer?.values?.buffer ? [answer.values.buffer] : []);
   } catch (error) {
     const isNone = name === "look" && hasServer && error.name === "NotFoundError";
