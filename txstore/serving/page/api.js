@@ -31,6 +31,7 @@ async function ask(path, signal) {
 }
 
 let worker = null;
+let isThere = false; // whether it has loaded, which takes as long as the network does
 let isSilent = false; // since it was asked whether it is still there
 const waiting = new Map(); // by number: a question, and what settles it
 let numbered = 0;
@@ -38,6 +39,7 @@ let numbered = 0;
 function start() {
   worker = new Worker(new URL("answers/worker.js", import.meta.url), { type: "module", name: JSON.stringify({ files, hasServer, at: address("at/").href }) });
   worker.onmessage = ({ data: { number, progress, answer, failed } }) => {
+    isThere = true;
     isSilent = false;
     const { resolve, reject, tell } = waiting.get(number) ?? {};
     if (progress) return tell?.(...progress);
@@ -52,6 +54,7 @@ function start() {
 function end(reason) {
   worker.terminate();
   worker = null;
+  isThere = false;
   if (!reason && waiting.size) start();
   for (const [number, { reject, name, parameters }] of waiting)
     if (!reason) worker.postMessage({ number, name, parameters });
@@ -60,6 +63,7 @@ function end(reason) {
 
 /** End the worker if it says nothing for some seconds. */
 function watch(seconds, reason) {
+  if (!isThere) return;
   const watched = worker;
   isSilent = true;
   worker.postMessage({});

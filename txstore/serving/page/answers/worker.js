@@ -110,3 +110,5 @@ onmessage = async ({ data: { number, name, parameters, stop } }) => {
     running.delete(number);
   }
 };
+
+postMessage({}); // it has loaded
