@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -122,3 +123,23 @@ def test_where_there_are_none_indices_are_all(look: Look, weather: txstore.Repos
     hover(page, 0.5, 0.5)
     expect(page.locator(".readout")).to_have_text(re.compile(r"^\[0, \d+, \d+\] = [\d.]+$"))
     expect(page.locator(".axes")).to_have_text(re.compile(r"^↓ latitude 0:181→ longitude 0:360$"))
+
+
+def test_what_is_measured_and_in_what_it_is_said_beside_the_colours(look: Look, weather: txstore.Repository) -> None:
+    page = drawn(look(weather, "#/tree/main/surface/temperature").page)
+    expect(page.locator(".figures h2")).to_have_text("ValuesAir temperature at 2 m [K]")
+
+
+def test_a_chunk_map_goes_along_the_axis_that_has_chunks(look: Look, tmp_path: Path) -> None:
+    repo = txstore.Repository(tmp_path / "data.tx")
+    for day in range(4):
+        with repo.transaction(f"day {day}") as store:
+            if not day:
+                zarr.create_array(store, name="a", shape=(5, 3, 3), chunks=(1, 3, 3), dtype="f4")
+            zarr.open_array(store, path="a")[day] = day + 1
+    page = look(repo, "#/tree/main/a?view=chunks").page
+    expect(page.locator(".legend li")).to_have_count(5)
+    assert page.locator(".slider").count() == 0
+    page.locator("canvas.map").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".stage-column .readout")).to_contain_text("Chunk [1, 0, 0]: day 1")

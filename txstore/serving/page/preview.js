@@ -289,9 +289,11 @@ export function drawPreview(into, context) {
 
   function drawSide() {
     const { statistics: figures, missingChunks, shape, chunks, isOverview } = result;
+    const { long_name: long, standard_name: standard, units } = node.attributes;
+    const called = [long ?? standard, units && `[${units}]`].filter(Boolean).join(" ");
     if (!figures) return replace(side, h("div", { class: "card pad" }, facts([["Values", count(total(result.selection))]])));
     return replace(side, h("div", { class: "card pad figures" },
-      h("h2", {}, isOverview ? "Of what is shown" : "Values"),
+      h("h2", {}, isOverview ? "Of what is shown" : "Values", called && h("small", { class: "quiet block" }, called)),
       figures.finite && shape.length > 0 && [histogram(figures), shape.length === 2 && colorBar(map), ends(figures)],
       facts([
         ...Object.entries(FIGURES).map(([each, label]) =>
