@@ -1,4 +1,4 @@
-// Reads arrays: what is selected of them, or some of its values, is decoded by a worker, which asks for bytes here.
+// Reads arrays: what is selected of them, or some of its values. The worker of `api.js` decodes it.
 
 import { api } from "./api.js";
 import { IMPOSSIBLE } from "./words.js";
