@@ -1,4 +1,4 @@
-"""Repositories that mean to hold up whoever opens them, and large ones that mean no harm, each from a row of a table."""
+"""Repositories that mean to hold up whoever opens them, and large ones, each from a row of a table."""
 
 from __future__ import annotations
 
@@ -6,8 +6,6 @@ import json
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any, NamedTuple
-
-import numpy as np
 
 import txstore
 from tests.tools.forged_headers import forge_header
@@ -63,7 +61,7 @@ def _nested(depth: int) -> bytes:
 
 
 _DOCUMENTS: dict[str, dict[str, Any]] = {
-    **{f"chunks of {lengths}": document(chunk_grid=grid(lengths))
+    **{f"chunks of {str(lengths)[:12]}": document(chunk_grid=grid(lengths))
        for lengths in ([0], [1e-300], [1e300], [-1], ["2"], ["9" * MIB], [None], [[4]], [], {"a": 1}, [1] * 3000)},
     **{f"{dims} dimensions": document(shape=[1] * dims, chunk_grid=grid([1] * dims)) for dims in (64, 65, 3000, 10**6)},
     **{f"lengths of {length}": document(shape=[length] * 2, chunk_grid=grid([1] * 2))
@@ -71,7 +69,8 @@ _DOCUMENTS: dict[str, dict[str, Any]] = {
     "chunks without end": document(shape=[2**40, 2**40], chunk_grid=grid([1, 1])),
     "one chunk without end": document(shape=[2**40], chunk_grid=grid([2**40])),
     "many attributes": document(attributes={f"a{i}": i for i in range(100_000)}),
-    "attributes of attributes": document(attributes={f"a{i}": {f"b{j}": [j] * 9 for j in range(300)} for i in range(90)}),
+    "nested attributes": document(attributes={f"a{i}": {f"b{j}": [j] * 9 for j in range(99)} for i in range(99)}),
+    "lines": document(attributes={f"a{i}": "\n" * 10_000 for i in range(100)}),
     "a text": document(attributes={"text": "x" * (15 * MIB)}),
     "a text too long": document(attributes={"text": "x" * (60 * MIB)}),
     "a name": document(attributes={"x" * (8 * MIB): 1}),
@@ -84,10 +83,10 @@ _DOCUMENTS: dict[str, dict[str, Any]] = {
     "a list of fill values": document(fill_value=[0] * MIB),
     "a data type": document(data_type="float" + "1" * MIB + "x"),
     "a data type that is an object": document(data_type={"name": "x" * MIB, "configuration": {"length_bytes": 2**60}}),
-    "an element without end": document(data_type={"name": "null_terminated_bytes", "configuration": {"length_bytes": 2**50}}),
+    "an endless element": document(data_type={"name": "fixed_length_utf32", "configuration": {"length_bytes": 2**50}}),
     "a separator": document(chunk_key_encoding={"name": "default", "configuration": {"separator": "x" * MIB}}),
     "what no array has": document(**{f"member{i}": "x" * 20 for i in range(50_000)}),
-    "consolidated": document(node_type="group", consolidated_metadata={"metadata": {f"g{i}": document() for i in range(9000)}}),
+    "consolidated": _GROUP | {"consolidated_metadata": {"metadata": {f"g{i}": document() for i in range(9000)}}},
 }  # fmt: skip
 
 
@@ -162,16 +161,9 @@ def large() -> list[Row]:
         Row(f"{side} {kind} {view}", _large_image(side, kind), f"tree/main/a{view}")
         for side, kind in images for view in ("", "?view=chunks")
     ]  # fmt: skip
-    rows += [
-        Row(f"{count} groups, {place}", _many(count), place)
-        for count in (20_000,)
-        for place in ("tree/main/", "usage/main", "diff", "history")
-    ]
-    rows += [
-        Row(f"1200 commits, {place}", _commits, place)
-        for place in ("history", "tree/main/a", "tree/main/a?view=chunks", "usage/main")
-    ]
-    return rows
+    places = ("history", "tree/main/", "usage/main", "diff")
+    rows += [Row(f"20,000 groups, {place}", _many(20_000), place) for place in places]
+    return rows + [Row(f"1,200 commits, {place}", _commits, place) for place in (*places, "tree/main/a?view=chunks")]
 
 
 def made(row: Row, folder: Path, number: int) -> str:
@@ -179,7 +171,3 @@ def made(row: Row, folder: Path, number: int) -> str:
     repo = txstore.Repository(folder / f"{number}.tx")
     row.make(repo)
     return f"{number}.tx"
-
-
-def line(values: int) -> bytes:
-    return np.arange(values, dtype="<f8").tobytes()

@@ -2,6 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -122,3 +123,52 @@ def test_where_there_are_none_indices_are_all(look: Look, weather: txstore.Repos
     hover(page, 0.5, 0.5)
     expect(page.locator(".readout")).to_have_text(re.compile(r"^\[0, \d+, \d+\] = [\d.]+$"))
     expect(page.locator(".axes")).to_have_text(re.compile(r"^↓ latitude 0:181→ longitude 0:360$"))
+
+
+def test_what_is_measured_and_in_what_it_is_said_beside_the_colours(look: Look, weather: txstore.Repository) -> None:
+    page = drawn(look(weather, "#/tree/main/surface/temperature").page)
+    expect(page.locator(".figures h2")).to_have_text("ValuesAir temperature at 2 m [K]")
+
+
+def test_a_click_shows_the_series_at_a_place(look: Look, grid: txstore.Repository) -> None:
+    page = drawn(look(grid, "#/tree/main/up/t2m", viewport={"width": 1360, "height": 1200}).page)
+    hover(page, 0.9, 0.98)
+    page.mouse.down()
+    page.mouse.up()
+    expect(page.locator(".stage svg.lines")).to_be_visible()
+    assert page.url.endswith("?sel=0:3,0,3")
+    hover(page, 0.98, 0.5)
+    expect(page.locator(".readout")).to_have_text("[2, 0, 3] = -45 at 2026-02-01, 45°S, 10°E")
+
+
+def test_a_chunk_map_goes_along_the_axis_that_has_chunks(look: Look, tmp_path: Path) -> None:
+    repo = txstore.Repository(tmp_path / "data.tx")
+    for day in range(4):
+        with repo.transaction(f"day {day}") as store:
+            if not day:
+                zarr.create_array(store, name="a", shape=(5, 3, 3), chunks=(1, 3, 3), dtype="f4")
+            zarr.open_array(store, path="a")[day] = day + 1
+    page = look(repo, "#/tree/main/a?view=chunks").page
+    expect(page.locator(".legend li")).to_have_count(5)
+    assert page.locator(".slider").count() == 0
+    page.locator("canvas.map").focus()
+    page.keyboard.press("ArrowRight")
+    expect(page.locator(".stage-column .readout")).to_contain_text("Chunk [1, 0, 0]: day 1")
+
+
+def test_a_comparison_says_where_by_coordinates(look: Look, tmp_path: Path) -> None:
+    repo = txstore.Repository(tmp_path / "data.tx")
+    with repo.transaction("first") as store:
+        root = zarr.create_group(store)
+        coordinate(root, "time", np.arange(3), {"units": "days since 2026-01-30"})
+        coordinate(root, "lat", np.arange(-45.0, 46, 15), {"units": "degrees_north"})
+        names = ("time", "lat", "x")
+        root.create_array("t", data=np.zeros((3, 7, 900)), chunks=(1, 7, 900), dimension_names=names)
+    with repo.transaction("second") as store:
+        zarr.open_array(store, path="t")[2] = 1
+    page = look(repo, "#/diff", viewport={"width": 1000, "height": 600}).page
+    expect(page.locator(".pictures .quiet").first).to_have_text("At [2026-02-01, 45°S to 45°N, 0:900].")
+    for canvas in page.locator(".triple figure > canvas:first-child").all():
+        box = canvas.bounding_box()
+        assert box is not None
+        assert box["height"] <= 600

@@ -11,6 +11,7 @@ import pytest
 
 from tests.serving.browser.conftest import FILES
 from tests.serving.browser.test_safety import document, repo_of
+from tests.tools.waiting import wait_until
 
 expect = pytest.importorskip("playwright.sync_api").expect
 
@@ -107,3 +108,22 @@ def test_a_commit_before_a_branch_by_its_name(look: Look, tmp_path: Path) -> Non
         expect(looking.go(f"#/tree/{ref}/").get_by_role("treeitem")).to_have_count(many)
     expect(looking.go("#/tree/main~9/").locator(".failure")).to_contain_text("Not here.")
     expect(looking.go("#/diff/main~2/main~1").locator(".diff summary")).to_contain_text("b")
+
+
+@FILES
+@pytest.mark.parametrize("leaves", [True, False])
+def test_a_worker_that_never_answers_is_ended(look: Look, tmp_path: Path, leaves: bool) -> None:
+    looking = look(repo_of(tmp_path, a=document()), "#/tree/main/")
+    page = looking.page
+    expect(page.get_by_role("treeitem", name="a")).to_be_visible()
+    (stuck,) = page.workers
+    stuck.evaluate("() => void setTimeout(() => { for (;;); })")
+    page.get_by_role("treeitem", name="a").click()
+    if leaves:
+        page.get_by_role("link", name="History").click()
+        expect(page.locator(".row[role=option]").first).to_be_visible()
+    else:
+        expect(page.locator(".node .failure")).to_contain_text("It takes more than 10 s")
+    page.get_by_role("link", name="Usage").click()
+    expect(page.locator(".members tbody tr").first).to_be_visible()
+    wait_until(lambda: page.evaluate("1") == len(page.workers))

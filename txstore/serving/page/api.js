@@ -31,15 +31,18 @@ async function ask(path, signal) {
 }
 
 let worker = null;
+let isThere = false; // whether it has loaded, which takes as long as the network does
 let isSilent = false; // since it was asked whether it is still there
-const waiting = new Map(); // by number: what settles a question
+const waiting = new Map(); // by number: a question, and what settles it
 let numbered = 0;
 
 function start() {
   worker = new Worker(new URL("answers/worker.js", import.meta.url), { type: "module", name: JSON.stringify({ files, hasServer, at: address("at/").href }) });
-  worker.onmessage = ({ data: { number, answer, failed } }) => {
+  worker.onmessage = ({ data: { number, progress, answer, failed } }) => {
+    isThere = true;
     isSilent = false;
-    const { resolve, reject } = waiting.get(number) ?? {};
+    const { resolve, reject, tell } = waiting.get(number) ?? {};
+    if (progress) return tell?.(...progress);
     waiting.delete(number);
     if (failed) reject?.(Object.assign(new Error(failed.message), failed));
     else resolve?.(answer);
@@ -47,39 +50,48 @@ function start() {
   worker.onerror = (event) => end(`What reads the files of this page could not be started: ${event.message ?? "it did not load. Load the page again"}`);
 }
 
+/** End the worker; without a reason, another one is asked for what is still waited for. */
 function end(reason) {
   worker.terminate();
   worker = null;
-  for (const { reject } of waiting.values()) reject(new Error(reason));
-  waiting.clear();
+  isThere = false;
+  if (!reason && waiting.size) start();
+  for (const [number, { reject, name, parameters }] of waiting)
+    if (!reason) worker.postMessage({ number, name, parameters });
+    else if (waiting.delete(number)) reject(new Error(reason));
 }
 
-setInterval(() => {
-  if (waiting.size && isSilent) end(`It takes more than ${SECONDS} s: the page has stopped to read it.`);
-  isSilent = waiting.size > 0;
-  if (isSilent) worker.postMessage({});
-}, SECONDS * 1000);
+/** End the worker if it says nothing for some seconds. */
+function watch(seconds, reason) {
+  if (!isThere) return;
+  const watched = worker;
+  isSilent = true;
+  worker.postMessage({});
+  setTimeout(() => { if (isSilent && worker === watched) end(reason); }, seconds * 1000);
+}
 
-/** Ask the worker; a signal among what is given stops that. */
+setInterval(() => waiting.size && watch(SECONDS, `It takes more than ${SECONDS} s: the page reads it no more.`), 2 * SECONDS * 1000);
+
+/** Ask the worker; a signal among what is given stops that, and a function is told how far it is. */
 const question = (name) => (...given) => new Promise((resolve, reject) => {
   const signal = given.find((each) => each instanceof AbortSignal);
+  const tell = given.find((each) => typeof each === "function");
+  const parameters = given.filter((each) => each !== signal && each !== tell);
   signal?.throwIfAborted();
   if (!worker) start();
   const number = ++numbered;
   const stop = () => {
-    if (waiting.delete(number)) worker.postMessage({ stop: number });
     reject(signal.reason);
-  };
-  const settled = (settle) => (found) => {
-    signal?.removeEventListener("abort", stop);
-    settle(found);
+    if (!waiting.delete(number)) return;
+    worker.postMessage({ stop: number });
+    watch(3);
   };
   signal?.addEventListener("abort", stop, { once: true });
-  waiting.set(number, { resolve: settled(resolve), reject: settled(reject) });
-  worker.postMessage({ number, name, parameters: given.filter((each) => each !== signal) });
+  waiting.set(number, { resolve, reject, tell, name, parameters });
+  worker.postMessage({ number, name, parameters });
 });
 
-const NAMES = ["bySeq", "chunks", "commit", "commitOf", "commits", "diff", "look", "measured", "node", "tree", "usage", "values"];
+const NAMES = ["bySeq", "chunks", "commit", "commitOf", "commits", "diff", "look", "measured", "node", "read", "tree", "usage"];
 const asked = Object.fromEntries(["feeds", ...NAMES].map((name) => [name, question(name)]));
 
 export const api = {

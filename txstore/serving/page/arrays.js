@@ -1,4 +1,4 @@
-// Reads arrays: what is selected of them, or some of its values, is decoded by a worker, which asks for bytes here.
+// Reads arrays: what is selected of them, or some of its values. The worker of `api.js` decodes it.
 
 import { api } from "./api.js";
 import { IMPOSSIBLE } from "./words.js";
@@ -14,8 +14,6 @@ const MOST_BYTES = 256 << 20; // read, and decoded
 const MOST_OF_CHUNK = 64 << 20;
 const MOST_VALUES = 4 << 20; // shown: each takes sixteen bytes, those of its pixel among them
 const MOST_ALONG = 1 << 17; // chunks along a dimension
-const SECONDS = 30; // that a worker may take to answer, once it has all that it asked for
-const IDLE = 2; // workers that are kept
 export const TEXTS = 200; // values that are shown where they are no numbers
 
 // --- selections: for each dimension an index, or [start, stop]
@@ -88,8 +86,6 @@ function firstOf(selection) {
   }).reverse();
 }
 
-const idle = [];
-
 /**
  * Read a selection, or an overview of it: {values, shape, step, missing, ...}. Values come in the order of C, as floats, or as they are where they are no
  * numbers. `missing` are the places that no chunk is stored for. At a glance, an overview is coarser; null: it would not be.
@@ -106,50 +102,6 @@ export async function read(commit, node, given, { signal, progress, everything =
   const steps = isOverview ? stepsOf(node, selection, isGlance ? GLANCE : OVERVIEW) : selection.map(() => 1);
   if (isGlance && (!isOverview || String(steps) === String(stepsOf(node, selection, OVERVIEW)))) return null;
   const question = { document: node.document, chunkShape: node.chunks, selection: selection.map((each, i) => (Array.isArray(each) ? [...each, steps[i]] : each)), most: MOST_VALUES };
-  const found = await decoded(question, (...wanted) => api.values(commit, node.path, ...wanted), signal, progress);
+  const found = await api.read(commit, node.path, question, MOST_BYTES, signal, progress);
   return { ...found, step: steps.filter((_, i) => Array.isArray(selection[i])), missingChunks: found.missing.length, isOverview, isGlance };
-}
-
-/** Have a worker read a selection, and hand it the bytes that it asks for. A worker that fails, takes too long, or is not waited for any more is ended. */
-function decoded(question, valuesOf, signal, progress) {
-  return new Promise((resolve, reject) => {
-    const worker = idle.pop() ?? new Worker(new URL("worker.js", import.meta.url), { type: "module" });
-    const reading = new AbortController();
-    let [bytes, pending, timer] = [0, 0, 0];
-    const end = (error) => {
-      clearTimeout(timer);
-      signal?.removeEventListener("abort", stop);
-      reading.abort();
-      if (error || idle.length >= IDLE) worker.terminate();
-      else idle.push(worker);
-      if (error) reject(error);
-    };
-    const stop = () => end(signal.reason);
-    const watch = () => {
-      clearTimeout(timer);
-      timer = setTimeout(() => (pending ? watch() : end(new Error(`It takes more than ${SECONDS} s to decode: select a part of it.`))), SECONDS * 1000);
-    };
-    const handOver = async (wants) => {
-      pending += wants.length;
-      const values = await valuesOf(wants.map(([, ...wanted]) => wanted), MOST_BYTES - bytes, reading.signal);
-      pending -= wants.length;
-      bytes += values.reduce((sum, each) => sum + (each?.length ?? 0), 0);
-      watch();
-      worker.postMessage({ answers: values.map((value, i) => [wants[i][0], value]) }, values.flatMap((each) => each?.buffer ?? []));
-    };
-    worker.onmessage = ({ data }) => {
-      watch();
-      if (data.wants) handOver(data.wants).catch((error) => reading.signal.aborted || end(error));
-      else if (data.progress) progress?.(...data.progress);
-      else if (data.done) {
-        end();
-        resolve({ ...data.done, bytes });
-      } else end(new Error(`This browser can't decode it: ${data.failed}`));
-    };
-    worker.onerror = (event) => end(new Error(`This browser can't decode it: ${event.message ?? "no worker could be started"}`));
-    signal?.addEventListener("abort", stop, { once: true });
-    if (signal?.aborted) stop();
-    else worker.postMessage(question);
-    watch();
-  });
 }

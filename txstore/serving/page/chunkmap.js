@@ -17,7 +17,7 @@ export function drawChunkMap(into, context) {
     return void replace(into, notice("There is no grid of chunks to show."));
   const grid = node.shape.map((length, i) => Math.max(1, Math.ceil(length / lengths[i])));
   const from = grid.map(() => 0);
-  const [rowAxis, columnAxis] = [grid.length - 2, grid.length - 1];
+  const [rowAxis, columnAxis] = [-2, -1, ...grid.keys()].filter((i) => i < 0 || grid[i] > 1).slice(-2); // the last ones that have chunks
   const name = (i) => node.dimension_names?.[i] || `dim ${i}`;
   let found = null;
   let colored = "blame";
@@ -67,7 +67,7 @@ export function drawChunkMap(into, context) {
   let colorOf = null; // of the commits of the map
 
   function draw() {
-    const [columns = 1, rows = 1] = found.shape.slice(-2).reverse(); // of cells
+    const [rows = 1, columns = 1] = [found.shape[rowAxis], found.shape[columnAxis]]; // of cells
     wide = stage.clientWidth;
     if (wide <= 0) return;
     const hadFocus = stage.contains(document.activeElement);
@@ -118,7 +118,7 @@ export function drawChunkMap(into, context) {
     drawLegend();
   }
 
-  const cell = () => found.cells[at[0] * (found.shape.at(-1) ?? 1) + at[1]];
+  const cell = () => found.cells[at[0] * (found.shape[columnAxis] ?? 1) + at[1]];
 
   /** The commit that the map has by this number: null if it is no longer kept. Of many commits, the older ones are looked for one by one. */
   const writer = async (index) => (found.commits[index] === undefined ? (found.commits[index] = await api.bySeq(commit, found.seqs[index])) : found.commits[index]);

@@ -2,6 +2,7 @@
 
 import { api } from "./api.js";
 import { read } from "./arrays.js";
+import { coordinates } from "./coordinates.js";
 import { h, icon, replace } from "./dom.js";
 import { table } from "./node.js";
 import { failure, line, link, mainBranch, notice, pythonAt, pythonRepository, repository } from "./parts.js";
@@ -11,6 +12,7 @@ import { count, isId, json, lengths, plural, quoted, short, shown, size } from "
 
 const NODES_SHOWN = 200;
 const WIDE = 2048; // an image longer than this is shown by its first part
+const BESIDE = 50; // members of a group that are looked at for coordinates
 const CHANGES = ["added", "removed", "moved", "changed"];
 
 export async function show(view, parts) {
@@ -19,7 +21,7 @@ export async function show(view, parts) {
   b ??= head;
   if (!b) return void replace(view.root, h("h1", {}, "Compare"), notice("Nothing was ever committed here."));
   if (!a) {
-    const { commit } = await api.commit(b, view.signal);
+    const commit = await api.commitOf(b, view.signal);
     a = commit.parents?.[0] ?? commit.id;
   }
   const results = h("div", {}, notice("Comparing …"));
@@ -142,14 +144,24 @@ async function drawPictures(into, node, ends, view) {
   const min = Math.min(...found.map((each) => each.statistics.min ?? Infinity));
   const max = Math.max(...found.map((each) => each.statistics.max ?? -Infinity));
   const difference = old && now ? subtract(old, now) : null;
-  const where = selection.map((each) => (Array.isArray(each) ? `${each[0]}:${each[1]}` : each)).join(", ");
+  const commit = after ? ends.b : ends.a;
+  const firstPage = (path) => api.tree(commit, { path, limit: BESIDE }, view.signal);
+  const newest = after ?? before;
+  const known = await coordinates({ commit, node: newest, signal: view.signal, firstPage }).catch(() => []); // else positions are told
+  const axes = known.map((axis, i) => (newest.shape[i] === longest[i] ? axis : null));
+  const placed = (each, i) => {
+    const [first, last] = [each].flat();
+    if (!axes[i]) return [each].flat().join(":");
+    return last === undefined ? axes[i].label(first) : `${axes[i].label(first)} to ${axes[i].label(last - 1)}`;
+  };
+  const where = selection.map(placed).join(", ");
   const caption = h("p", { class: "quiet" }, `At [${where}]`, found.some((each) => each.isOverview) ? ", of some of the values." : ".");
   if (found[0].shape.length === 2)
     replace(into, caption, h("div", { class: "triple" },
       old ? figure("Before", old, MAP_NAMES[0], min, max) : noFigure("Before", "not there"), now ? figure("After", now, MAP_NAMES[0], min, max) : noFigure("After", "not there"), difference ? differenceFigure(difference) : noFigure("Difference", old && now ? "read in other steps: zoom in on each" : "nothing to subtract")));
   else if (found[0].shape.length === 1) {
     const [first] = selection.find(Array.isArray);
-    const common = { width: Math.max(260, into.clientWidth - 4), first, step: found[0].step[0] };
+    const common = { width: Math.max(260, into.clientWidth - 4), first, step: found[0].step[0], label: axes[selection.findIndex(Array.isArray)]?.label };
     const curves = (label, series, options) =>
       h("div", { class: "curves", role: "img", "aria-label": label }, lines(series, { ...common, ...options })[0]);
     const both = [old && { values: old.values, kind: "before" }, now && { values: now.values, kind: "now" }];

@@ -221,7 +221,7 @@ export function drawPreview(into, context) {
     const box = h("div", { class: "box", hidden: true });
     const frame = h("div", {
       class: `frame ${isTurned ? "turned" : ""}`, tabindex: 0, role: "img", style: { width: `${width}px` },
-      "aria-label": `Image of ${lengths(shape)} values, ${figures.finite ? `${shown(figures.min)} to ${shown(figures.max)}` : "none finite"}. Plus and minus zoom, arrows move.`,
+      "aria-label": `Image of ${lengths(shape)} values, ${figures.finite ? `${shown(figures.min)} to ${shown(figures.max)}` : "none finite"}. Plus and minus zoom, arrows move; a click shows what is there along another dimension.`,
     }, canvas, hatch(missing, shape, width, height), box);
     const at = (event) => {
       const bounds = canvas.getBoundingClientRect();
@@ -249,7 +249,9 @@ export function drawPreview(into, context) {
       const begun = from;
       from = null;
       box.hidden = true;
-      if (!begun || Math.abs(to[0] - begun[0]) * height < 8 || Math.abs(to[1] - begun[1]) * width < 8) return;
+      const [far, aside] = [0, 1].map((i) => begun && Math.abs(to[i] - begun[i]) * [height, width][i]);
+      if (far < 3 && aside < 3 && begun) return alongOther();
+      if (!begun || far < 8 || aside < 8) return;
       const ends = [[rowAt(begun[0]), rowAt(to[0])], [begun[1], to[1]]].map((each) => each.sort((a, b) => a - b));
       selection = result.selection.map((each) => {
         if (!Array.isArray(each)) return each;
@@ -266,6 +268,15 @@ export function drawPreview(into, context) {
     });
     const labels = [`${isTurned ? "↑" : "↓"} ${rowsOf}`, `→ ${columnsOf}`].map((text) => h("span", {}, text));
     replace(stage, h("div", { class: "axes" }, labels), frame, readout);
+  }
+
+  /** Show the values at the place that is pointed at along the first dimension that is not seen: a series in time, mostly. */
+  function alongOther() {
+    const along = selection.findIndex((each, i) => !Array.isArray(each) && node.shape[i] > 1);
+    if (along < 0 || !pointed) return;
+    selection = indices(...pointed).map((each, i) => (i === along ? [0, node.shape[i]] : each));
+    drawControls();
+    update();
   }
 
   function moves(down = 1) {
@@ -289,9 +300,11 @@ export function drawPreview(into, context) {
 
   function drawSide() {
     const { statistics: figures, missingChunks, shape, chunks, isOverview } = result;
+    const { long_name: long, standard_name: standard, units } = node.attributes;
+    const called = [long ?? standard, units && `[${units}]`].filter(Boolean).join(" ");
     if (!figures) return replace(side, h("div", { class: "card pad" }, facts([["Values", count(total(result.selection))]])));
     return replace(side, h("div", { class: "card pad figures" },
-      h("h2", {}, isOverview ? "Of what is shown" : "Values"),
+      h("h2", {}, isOverview ? "Of what is shown" : "Values", called && h("small", { class: "quiet block" }, called)),
       figures.finite && shape.length > 0 && [histogram(figures), shape.length === 2 && colorBar(map), ends(figures)],
       facts([
         ...Object.entries(FIGURES).map(([each, label]) =>

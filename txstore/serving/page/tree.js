@@ -110,7 +110,7 @@ export async function show(view, parts, query) {
   }
 
   const ask = asker(signal);
-  const showNode = (parameters) => ask(panel, () => api.node(commit, chosen), (node, own) =>
+  const showNode = (parameters) => ask(panel, (own) => api.node(commit, chosen, own), (node, own) =>
     drawNode(panel, { ref, node, query: parameters, signal: own, view, firstPage }));
 
   onKeys(tree, () => {

@@ -2,7 +2,7 @@
 
 import { rests } from "../reader/store.js";
 import { cut } from "../words.js";
-import { gridOf, isDocument, prefixOf } from "./nodes.js";
+import { aboveOf, gridOf, isDocument, prefixOf } from "./nodes.js";
 
 const MOST_KEYS = 20_000; // that differ
 const MOST_DOCUMENTS = 64 << 20; // characters of all documents of the nodes that differ
@@ -74,11 +74,20 @@ export async function compare(nodes, stores, most, signal) {
     return sides.get(path) ?? sides.set(path, read()).get(path);
   };
   const changes = new Map();
-  let [bytes_added, bytes_dropped, count] = [0, 0, 0];
+  let [bytes_added, bytes_dropped] = [0, 0];
   let truncated = false;
   let [array, path] = ["\0", ""]; // of the last key: the next one mostly belongs to it, too
+  const differ = [];
   for await (const each of differing(stores, "", signal)) {
-    if ((truncated = ++count > MOST_KEYS)) break;
+    if ((truncated = differ.length >= MOST_KEYS)) break;
+    differ.push(each);
+  }
+  for (const [i, each] of differ.entries()) {
+    const isLast = changes.size > 2 * most; // some are joined: they were moved
+    truncated ||= isLast;
+    if (isLast) break;
+    const ahead = i % AT_ONCE === 0 ? differ.slice(i, i + AT_ONCE).map(({ key }) => aboveOf(key)) : [];
+    await Promise.all(ahead.filter(([, name]) => isDocument(name)).map(([above]) => at(above)));
     bytes_added += each.after?.length ?? 0;
     bytes_dropped += each.before?.length ?? 0;
     if (!each.key.startsWith(array)) {
@@ -89,25 +98,21 @@ export async function compare(nodes, stores, most, signal) {
     changes.get(path).push(each);
   }
   const found = [];
-  const paths = [...changes.keys()].sort().slice(0, 2 * most); // some are joined: they were moved
-  for (const [i, path] of paths.entries()) {
-    if (i % AT_ONCE === 0) await Promise.all(paths.slice(i, i + AT_ONCE).map(at));
-    found.push(...changesOf(path, await at(path), changes.get(path)));
-  }
+  for (const path of [...changes.keys()].sort()) found.push(...changesOf(path, await at(path), changes.get(path)));
   joinMoves(found);
   const kept = found.filter(({ isGone }) => !isGone).slice(0, most).map(({ places: _, isGone: __, ...each }) => each);
   const left = { size: MOST_TOLD };
   for (const [i, each] of kept.entries())
     for (const what of ["fields", "attributes"]) each[what] = i < TOLD ? each[what].slice(0, TOLD).map((one) => cut(one, left)) : [];
   for (const each of kept.slice(TOLD)) each.regions = each.keys = [];
-  return { bytes_added, bytes_dropped, nodes: kept, truncated: truncated || changes.size > paths.length || found.length > most || kept.some((each) => each.truncated) };
+  return { bytes_added, bytes_dropped, nodes: kept, truncated: truncated || found.length > most || kept.some((each) => each.truncated) };
 }
 
 /** The path of the node that a key belongs to: the array above it, or what is right above. */
 async function nodeOf(at, key) {
+  const [above, name] = aboveOf(key);
+  if (isDocument(name)) return above;
   const parts = key.split("/");
-  const above = parts.slice(0, -1).join("/");
-  if (isDocument(parts.at(-1))) return above;
   for (let length = 0; length < parts.length; length++) {
     const path = parts.slice(0, length).join("/");
     if ((await at(path)).some((each) => each?.kind === "array")) return path;

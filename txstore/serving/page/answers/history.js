@@ -45,7 +45,6 @@ export class History {
 
   async byDigits(digits) {
     for (const [id, stored] of this.known) if (id.startsWith(digits)) return stored;
-    if (!this.heads.length) await this.look();
     for await (const stored of this.walk()) if (this.note(stored).header.id.startsWith(digits)) return stored;
     return undefined;
   }
@@ -96,6 +95,7 @@ export class History {
 
   /** Commits, the newest first: of all branches, or from one on. With a path, those that changed something there. `next` tells how to go on. */
   async commits({ from, before, path, limit }, signal) {
+    if (before && !this.walks.has(before)) throw new Error("The history is read anew: load the page again.");
     const walk = this.walks.get(before) ?? this.walk(from && (await this.stored(from)));
     this.walks.delete(before);
     const found = [];

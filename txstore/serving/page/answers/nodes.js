@@ -17,6 +17,8 @@ const NAMED = 64; // commits of a map that are looked for at once
 
 export const prefixOf = (path) => (path ? `${path}/` : "");
 const product = (lengths) => lengths.reduce((a, b) => a * b, 1);
+/** What lies right above a key, and its name there. */
+export const aboveOf = (key) => [key.slice(0, Math.max(0, key.lastIndexOf("/"))), key.slice(key.lastIndexOf("/") + 1)];
 export const isDocument = (name) => DOCUMENTS.includes(name);
 
 export class Nodes {
@@ -47,7 +49,7 @@ export class Nodes {
     const found = told(parse);
     const kind = three === undefined ? (array === undefined ? "group" : "array") : (["array", "group"].find((each) => each === found.document.node_type) ?? "unknown");
     const length = own.length + (attributes?.length ?? 0);
-    return { ...found, kind, length, exactly: () => told(length > LARGE ? parse : parseExactly) };
+    return { ...found, kind, length, exactly: () => (length > LARGE ? found : told(parseExactly)) };
   }
 
   async members(store, { path = "", after, limit }, signal) {
@@ -127,8 +129,8 @@ export class Nodes {
     const arrays = new Map();
     let [path, below] = ["", "\0"];
     for await (const page of store.pages("", "", { signal })) {
-      const named = page.map(([key]) => key.slice(0, Math.max(0, key.lastIndexOf("/")))).filter((each, i) => isDocument(page[i][0].slice(each.length).replace("/", "")));
-      await Promise.all(named.map(kindOf)); // which is asked for at once
+      const named = page.map(([key]) => aboveOf(key)).filter(([, name]) => isDocument(name));
+      await Promise.all(named.map(([above]) => kindOf(above))); // which are asked for at once
       for (const [key, { length }] of page) {
         if (!key.startsWith(below)) {
           path = await nodeOf(key);

@@ -18,49 +18,56 @@ const there = () => opened.get("", 1, async () => {
 });
 
 /** A question about a commit. */
-const of = (answer) => async (all, signal, ref, ...parameters) =>
-  answer(all, signal, all.repository.storeOf(await all.history.stored(ref)), ...parameters);
+const of = (answer) => async (all, asked, ref, ...parameters) =>
+  answer(all, asked, all.repository.storeOf(await all.history.stored(ref)), ...parameters);
 
 const questions = {
   look: ({ history }) => history.look(),
-  commits: ({ history }, signal, parameters) => history.commits(parameters, signal),
-  commit: of(async ({ repository, history, nodes }, signal, store) => {
+  commits: ({ history }, { signal }, parameters) => history.commits(parameters, signal),
+  commit: of(async ({ repository, history, nodes }, { signal }, store) => {
     const parent = await history.parent(store.stored);
     const commit = history.told(store.stored);
     if (parent === undefined) return { commit, changed: null, truncated: false }; // no longer kept
     const found = await compare(nodes, [repository.storeOf(parent ?? undefined), store], MOST_COMPARED, signal);
     return { commit, changed: found.nodes, truncated: found.truncated };
   }),
-  commitOf: of(({ history }, signal, { stored }) => history.told(stored)),
-  bySeq: of(async ({ history }, signal, { stored }, seq) => {
+  commitOf: of(({ history }, _, { stored }) => history.told(stored)),
+  bySeq: of(async ({ history }, _, { stored }, seq) => {
     const found = await history.bySeq(stored, seq);
     return found && history.told(found);
   }),
-  diff: async ({ repository, history, nodes }, signal, ...refs) => {
+  diff: async ({ repository, history, nodes }, { signal }, ...refs) => {
     const commits = await Promise.all(refs.map((each) => history.stored(each)));
     const found = await compare(nodes, commits.map((each) => repository.storeOf(each)), MOST_COMPARED, signal);
     const [before, after] = commits.map((each) => history.told(each));
     return { before, after, ...found };
   },
-  tree: of(({ nodes }, signal, store, parameters) => nodes.members(store, parameters, signal)),
-  node: of(({ nodes }, signal, store, path) => nodes.node(store, path)),
+  tree: of(({ nodes }, { signal }, store, parameters) => nodes.members(store, parameters, signal)),
+  node: of(({ nodes }, _, store, path) => nodes.node(store, path)),
   /** What takes time for each key of a node, or for each view. */
-  measured: of(async ({ history, nodes }, signal, store, path) => ({
+  measured: of(async ({ history, nodes }, { signal }, store, path) => ({
     constraints: constraintsOf(store.stored, path), views: await viewsOf(history, store.stored, path, signal),
     ...(await nodes.measured(store, path, signal)),
   })),
-  chunks: of(({ history, nodes }, signal, store, path, part) => nodes.chunks(store, path, part, history, signal)),
-  usage: of(({ nodes }, signal, store) => nodes.usage(store, signal)),
+  chunks: of(({ history, nodes }, { signal }, store, path, part) => nodes.chunks(store, path, part, history, signal)),
+  usage: of(({ nodes }, { signal }, store) => nodes.usage(store, signal)),
   feeds: ({ history }) => ({ feeds: feedsOf(history) }),
-  /** Values of a node, or ranges of them ({offset, length}, or {suffixLength}): at most so many bytes. */
-  values: of(async (_, signal, store, path, wants, most) => {
-    let left = most;
-    return Promise.all(wants.map(async ([name, range]) => {
+  /** Values of a node, from at most so many bytes. */
+  read: of(async (_, asked, store, path, question, most) => {
+    const { read } = await import("../values.js");
+    let [left, fault] = [most, null];
+    const bytesOf = async (name, range) => {
       const key = path ? `${path}/${name}` : name;
       left -= range ? (range.length ?? range.suffixLength) : ((await store.entry(key))?.length ?? 0);
       if (!(left >= 0)) throw new Error("More bytes would be read than this page may hold: select a part of it.");
-      return (await valueOf(store, key, range, signal))?.slice();
-    }));
+      return (await valueOf(store, key, range, asked.signal))?.slice(); // decoders may look behind the bytes that they are given
+    };
+    try {
+      const found = await read((...wanted) => bytesOf(...wanted).catch((error) => { throw (fault = error); }), question, asked);
+      return { ...found, bytes: most - left };
+    } catch (error) {
+      throw fault ?? new Error(`This browser can't decode it: ${[error, error?.cause].map((each) => each?.message).filter(Boolean).join(": ")}`);
+    }
   }),
 };
 
@@ -90,8 +97,11 @@ onmessage = async ({ data: { number, name, parameters, stop } }) => {
   const abort = new AbortController();
   running.set(number, abort);
   try {
-    const answer = await questions[name](await there(), abort.signal, ...parameters);
-    postMessage({ number, answer }, name === "values" ? answer.flatMap((each) => each?.buffer ?? []) : []);
+    const tell = (...progress) => postMessage({ number, progress });
+    const all = await there();
+    if (name !== "look" && !all.history.heads.length) await all.history.look(); // the worker before this one has
+    const answer = await questions[name](all, { signal: abort.signal, tell }, ...parameters);
+    postMessage({ number, answer }, answer?.values?.buffer ? [answer.values.buffer] : []);
   } catch (error) {
     const isNone = name === "look" && hasServer && error.name === "NotFoundError";
     const failed = { message: error.message, name: error.name, isTold: error instanceof TxStoreError };
@@ -100,3 +110,5 @@ onmessage = async ({ data: { number, name, parameters, stop } }) => {
     running.delete(number);
   }
 };
+
+postMessage({}); // it has loaded

@@ -1,5 +1,4 @@
-// Decodes chunks, beside the page: however long that takes, the page answers, and ends this worker if it takes too long.
-// It asks the page for bytes, and fetches nothing itself.
+// Reads and decodes chunks. The worker loads this when values are asked for first.
 
 import "./codecs.js";
 import { statistics } from "./statistics.js";
@@ -11,43 +10,16 @@ const BATCH_BYTES = 8 << 20;
 const MOST_TEXT = 200_000; // characters of all values that are no numbers
 const NAT = -(2n ** 63n);
 
-const waiting = new Map(); // by number: what answers a request
-let wants = []; // that were made since the last message
-let asked = 0;
-
-function fetchKey(key, range) {
-  return new Promise((resolve) => {
-    waiting.set(++asked, resolve);
-    if (wants.push([asked, key.slice(1), range]) === 1) setTimeout(() => postMessage({ wants: wants.splice(0) }), 0);
-  });
-}
-
-onmessage = async ({ data }) => {
-  if ("answers" in data) {
-    for (const [number, bytes] of data.answers) {
-      waiting.get(number)(bytes);
-      waiting.delete(number);
-    }
-    return;
-  }
-  try {
-    const done = await read(data);
-    postMessage({ done }, [done.values, done.missing].flatMap((each) => each.buffer ?? []));
-  } catch (error) {
-    postMessage({ failed: [error, error?.cause].map((each) => each?.message).filter(Boolean).join(": ") });
-  }
-};
-
 const listOf = (codecs) => (Array.isArray(codecs) ? codecs : []);
 const shardingOf = ({ codecs }) => listOf(codecs).find((each) => each?.name === "sharding_indexed")?.configuration;
 
 /** zarrita passes the options of a call on unchanged: `found` in them tells afterwards whether the chunk had a value. (The index of a shard does not count as one.) */
-const storeOf = (document) => {
+const storeOf = (document, valueOf) => {
   const isAtStart = shardingOf(document)?.index_location === "start";
   const get = async (key, options, range) => {
     if (key === `/${document.zarr_format === 2 ? ".zarray" : "zarr.json"}`) return new TextEncoder().encode(JSON.stringify(document));
     const index = range?.suffixLength;
-    const bytes = await fetchKey(key, isAtStart && index !== undefined ? { offset: 0, length: index } : range);
+    const bytes = await valueOf(key.slice(1), isAtStart && index !== undefined ? { offset: 0, length: index } : range);
     if (bytes && options && index === undefined) options.found = true;
     return bytes;
   };
@@ -117,9 +89,9 @@ function* product(lists, found = []) {
  * Read a selection: for each dimension an index, or [start, stop, step]; of at most `most` values. Values come in the order of C, as floats, or as they
  * are where they are no numbers. `missing` are the places, [first row, one behind the last, first column, ...], that no chunk is stored for: the fill value.
  */
-async function read({ document: given, chunkShape, selection, most }) {
+export async function read(valueOf, { document: given, chunkShape, selection, most }, { signal, tell }) {
   const { document, size, fill, number } = typed(given);
-  const array = await (document.zarr_format === 2 ? open.v2 : open.v3)(root(storeOf(document)), { kind: "array", attrs: false });
+  const array = await (document.zarr_format === 2 ? open.v2 : open.v3)(root(storeOf(document, valueOf)), { kind: "array", attrs: false });
   if (String(array.chunks) !== String(chunkShape)) throw new Error("its document has impossible lengths");
   const left = { size: MOST_TEXT };
   const isNumeric = Boolean(size) || /^(bool|u?int\d+|float\d+)$/.test(array.dtype);
@@ -157,14 +129,16 @@ async function read({ document: given, chunkShape, selection, most }) {
   let next = 0;
   const lane = async () => {
     while (next < wanted.length) {
+      signal.throwIfAborted();
       const own = wanted.slice(next, (next += batch));
       await Promise.all(own.map(async (places) => {
         const options = { found: false };
         const chunk = await array.getChunk(places.map(([chunk]) => chunk), options);
         if (chunk.data.length !== length) throw new Error(`a chunk has ${chunk.data.length} values instead of ${length}`);
+        signal.throwIfAborted();
         copy(chunk, places, options.found);
       }));
-      postMessage({ progress: [done, wanted.length] });
+      tell(done, wanted.length);
     }
   };
   await Promise.all(chunkBytes < BATCH_BYTES ? [lane(), lane()] : [lane()]); // two, so that bytes come while others are decoded
