@@ -172,7 +172,9 @@ class Participants:
         if not ops:
             return [self.base.get(key)]
         chain = self.chain(ops)
-        if any(op.writer in lost and op.number in other.known for op in ops for other in ops if other.writer not in lost):
+        if any(
+            op.writer in lost and op.number in other.known for op in ops for other in ops if other.writer not in lost
+        ):
             return ["refused", "lost"]  # somebody has built on it
         if chain is not None and chain[-1].writer not in lost:
             return [chain[-1].value]
