@@ -715,8 +715,6 @@ def _reopen_writer(
     here = _sessions.get(token)
     if here is not None and not here.current.stages_into(joining):
         here = None
-    if here is not None and here.current.ended and joining is not None and ended is None:
-        here = None  # one was sent before: its block has ended here, and the named transaction goes on
     session = here
     if session is None or not session.current.knows(joining, reliance):
         session = Session(

@@ -121,6 +121,12 @@ class Participants:
             member.is_dead = True
 
     def learn(self, member: Participant) -> None:
+        """Learn of what others have staged, but not of what is lost: of that, it leaves out what it knew, too."""
+        member.ignored |= self.lost - {member.number}
+        for op in self.ops:
+            if op.number in member.known and op.writer in member.ignored and op.key in member.read:
+                member.outdated.setdefault(op.key, self.known(member, op.key))
+        member.known -= {op.number for op in self.ops if op.writer in member.ignored}
         for op in self.ops:
             if op.number not in member.known and op.writer not in member.ignored and op.key in member.read:
                 member.outdated.setdefault(op.key, self.known(member, op.key))
@@ -166,6 +172,10 @@ class Participants:
         if not ops:
             return [self.base.get(key)]
         chain = self.chain(ops)
+        if any(
+            op.writer in lost and op.number in other.known for op in ops for other in ops if other.writer not in lost
+        ):
+            return ["refused", "lost"]  # somebody has built on it
         if chain is not None and chain[-1].writer not in lost:
             return [chain[-1].value]
         if chain is not None:

@@ -348,6 +348,16 @@ def test_who_lost_work_had_built_on_has_not_repeated_it():
     assert resolve([part(A, 2, 0, 4), part(B, 1, 0, 2, at(A, 2)), lost], lost=dead(DEAD)) is not None
 
 
+@pytest.mark.parametrize("seen", [SEEN_NOTHING, at(A, 1)])
+def test_what_was_done_before_a_kill_is_replaced_only_by_who_can_have_read_nothing(seen):
+    frames = [part(DEAD, 1, 3, 5), part(B, 1, 0, 8, seen)] + ([part(A, 1, 4, 5)] if seen else [])
+    staged = StagedKeys(OWNER)
+    for frame in frames:
+        staged.add("x", frame)
+    assert staged.settle({}, lambda *_: False) == ["x"]
+    assert staged.settle({DEAD: -1}, lambda *_: False, among=["x"]) == (["x"] if seen else [])
+
+
 def test_a_deletion_that_a_lost_one_knew_of_is_not_done_again():
     staged = StagedKeys(OWNER)
     staged.hide("d/", A, 3)

@@ -62,11 +62,15 @@ def compare_documents(key: str, before: bytes | None, after: bytes | None) -> Do
     return DocumentChange.SHRINK
 
 
-def is_undone(before: bytes | None, after: bytes | None, now: bytes | None) -> bool:
-    """Tell whether a field or an attribute that changed from `before` to `after` is as before in `now`."""
+def is_left(before: bytes | None, after: bytes | None, now: bytes | None, *, is_kept: bool) -> bool:
+    """Tell whether a field or an attribute that changed from `before` to `after` has changed no more in `now`.
+
+    `now` was made from `after` if `is_kept`; else from `before`.
+    """
     old, new, present = map(_fields, (before, after, now))
+    left = new if is_kept else old
     changed = (name for name in {**old, **new} if old.get(name, ABSENT) != new.get(name, ABSENT))
-    return before is not None and any(old.get(name, ABSENT) == present.get(name, ABSENT) for name in changed)
+    return before is not None and any(left.get(name, ABSENT) == present.get(name, ABSENT) for name in changed)
 
 
 def _fields(content: bytes | None) -> dict[str, Any]:

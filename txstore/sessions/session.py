@@ -104,12 +104,14 @@ class Session:
     def for_block(self) -> Session:
         """Return the session for a `with` block: in a participant, a new one for that block alone.
 
-        If something fails in the block, only the block's writes are aborted, so that it can be tried again.
+        If something fails in the block, only the block's writes are aborted, so that it can be tried again. In a
+        transaction with a name, other threads that were sent the same store go on.
         """
         current, terms = self.current, self.current.terms
-        if not current.is_participant or (current.is_block and self.depth):
+        if not (current.is_joined or current.is_participant) or (current.is_block and self.depth):
             return self
-        if not current.get().members.is_participant:
+        is_named = current.get().members.is_named
+        if not is_named and not current.get().members.is_participant:
             return self
         block = Session(
             self.engine,
@@ -123,6 +125,8 @@ class Session:
             is_block=True,
         )
         block.rely_on(self.held.reliance)
+        if is_named:
+            block.current.get()
         return block
 
     def leave_block(self, *, complete: bool) -> None:
@@ -135,7 +139,9 @@ class Session:
                 complete = False
                 raise
             finally:
-                if self.current.present is not None:
+                if self.current.is_named:
+                    self.transaction.participation.leave()
+                elif self.current.present is not None:
                     self.current.present.participation.leave_block(complete=complete)
 
     def enter(self) -> None:

@@ -20,7 +20,7 @@ from txstore.errors import (
     raise_if_full,
 )
 from txstore.format import packfile
-from txstore.format.documents import DocumentChange, compare_documents, is_undone
+from txstore.format.documents import DocumentChange, compare_documents, is_left
 from txstore.format.regions import WHOLE, Region
 from txstore.history.commits import Commits
 from txstore.history.full_disk import Spare
@@ -302,7 +302,7 @@ def close_parts(part: Part, view: View, *, allow_lost: bool = False) -> None:
 
 
 def _built_on_lost(part: Part, view: View, shared: SharedTransaction, lost: Mapping[int, int]) -> set[str]:
-    """Return the documents of which others undid a lost change, or kept one of more than attributes (I8).
+    """Return the documents of which others left a lost change undone, or kept it and changed others (I8).
 
     Who changes an attribute or appends writes the shape that it has seen, too: the rows of the lost one may be missing.
     """
@@ -311,13 +311,10 @@ def _built_on_lost(part: Part, view: View, shared: SharedTransaction, lost: Mapp
         own = siblings.counting(shared, left.participant, key)
         before: list[Link | None] = [*kept, own] if own is not None else [*kept] or [None]  # None: the base's
         after = view.content(key, left)
-        now = view.content(key, view.staged.get(key))
-        if is_kept:
-            changes = {compare_documents(key, view.content(key, link), after) for link in before}
-            is_lost = changes.isdisjoint((DocumentChange.NONE, DocumentChange.ATTRIBUTES))
-        else:
-            is_lost = all(is_undone(view.content(key, link), after, now) for link in before)
-        if is_lost:
+        contents, now = [view.content(key, link) for link in before], view.content(key, view.staged.get(key))
+        changes = {compare_documents(key, content, after) for content in contents}
+        has_grown = is_kept and changes.isdisjoint((DocumentChange.NONE, DocumentChange.ATTRIBUTES))
+        if has_grown or all(is_left(content, after, now, is_kept=is_kept) for content in contents):
             found.add(key)
     return found
 

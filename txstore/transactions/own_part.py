@@ -214,7 +214,7 @@ class Part:
             # I8, in one process: this first adds itself, then checks for enders. `ending` first adds itself, then the
             # caller checks for work.
             self._blocks.add(attached)
-            if self.seals.by_operation or self.members.is_inherited:
+            if self._writer is None or self.seals.by_operation:
                 self._unseal()
             if any(other._enders for other in self.all_in_this_process() if other is not self):
                 raise TransactionStateError(

@@ -427,8 +427,8 @@ class StagedKeys:
                     continue
                 links = self._links.get(key) or [unpack(ref)]
                 prefixes = self._prefixes_above(key)
-                if among is not None and (prefixes or any(link.seen == packfile.SEEN_BASE for link in links)):
-                    broken.append(key)  # no participant repeats a deletion
+                if among is not None and (prefixes or any(link.seen != packfile.SEEN_NOTHING for link in links)):
+                    broken.append(key)  # no participant repeats a deletion, nor what it may have read
                     continue
                 places = [*(link.place for link in links), *prefixes]
                 lost_here = {place.participant: lost[place.participant] for place in places if is_lost(place, lost)}

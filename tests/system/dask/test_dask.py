@@ -56,6 +56,18 @@ def test_an_array(client, repo):
     assert [commit.message for commit in repo.log()] == ["by the cluster", "create"]
 
 
+def test_workers_that_live_on_delay_no_commit_of_a_named_transaction(client, repo):
+    """Right after the work: they are idle, and may be inside of a task of somebody else's."""
+    create(repo, 64, 4)
+    store = repo.transaction(name="job")
+    dask.array.to_zarr(dask.array.arange(64, chunks=8), zarr.open_array(store, path="x"))
+    futures = client.map(fill_two_chunks, [store] * 4, range(4), [Path()] * 4, [False] * 4)
+    client.gather(futures)
+    del futures
+    store.commit("the job")
+    assert committed(repo) == [*np.repeat(range(4), 8), *range(32, 64)]
+
+
 def test_a_data_set_its_regions_and_what_is_appended(client, repo):
     with repo.transaction() as store:
         numbers(0, 32, 4).to_zarr(store, mode="w")

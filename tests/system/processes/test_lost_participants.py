@@ -302,6 +302,32 @@ def test_who_joins_later_does_not_hide_what_another_has_lost(repo: txstore.Repos
     assert committed(repo) == [1, 2, 3, -1, -1, -1, 7, -1, -1]
 
 
+def _set_some(url: str, attributes: dict[str, int], dies: bool) -> None:
+    with txstore.Repository(url).transaction(name="job") as store:
+        zarr.open_array(store, path="x").attrs.update(attributes)
+        if dies:
+            os.kill(os.getpid(), signal.SIGKILL)
+
+
+def test_attributes_of_a_killed_rank_are_missed_until_they_are_set_again(repo: txstore.Repository) -> None:
+    """Who joins later sees them, and writes them once more with its own."""
+    with repo.transaction() as store:
+        zarr.create_array(store, name="x", data=np.zeros(4), chunks=(4,))
+
+    def run(attributes: dict[str, int], *, dies: bool = False) -> None:
+        process = multiprocessing.get_context("fork").Process(target=_set_some, args=(repo.url, attributes, dies))
+        process.start()
+        process.join(TIMEOUT)
+
+    run({"a": 1, "b": 2}, dies=True)
+    run({"a": 4, "c": 3})
+    with pytest.raises(txstore.ParticipantLostError, match=r"x/zarr\.json"):
+        repo.transaction(name="job").commit("job")
+    run({"b": 2})
+    repo.transaction(name="job").commit("job")
+    assert dict(zarr.open_array(repo.snapshot(), path="x").attrs) == {"a": 4, "b": 2, "c": 3}
+
+
 def test_elements_that_leave_only_fill_values_are_a_part_of_the_chunk(repo: txstore.Repository) -> None:
     """Such a chunk would be deleted, as a whole. That would hide what another has lost of it."""
     with repo.transaction() as store:
