@@ -63,7 +63,8 @@ def faster(row: str, task: str, than: str, times: float, who: str = OURS) -> Aim
     """One must be so many times as fast as the fastest of those whose names begin so; a median of ratios."""
 
     def compare(one: Cell, other: Cell) -> tuple[str, bool]:
-        return f"{ratio(other, one):.2f}x {other.peer}", ratio(other, one) >= times
+        found, best = ratio(other, one), "" if other.peer == than else f" {other.peer}"
+        return f"{found:.2f}x{best}", found >= times
 
     return Aim(row, task, who, than, f"{'' if who == OURS else f'{who}: '}{times:g}x {than}", compare)
 
@@ -98,7 +99,6 @@ def _faster(row: str, write: Wanted = {}, read: Wanted = {}, parts: Wanted = {})
 
 
 _PARTS: dict[str, float] = {LOCAL: 4, TENSORSTORE: 1.2}
-
 AIMS: list[Aim] = [
     *_faster(
         "4096 × 16 KiB, raw", {OCDBT: 1.4, LOCAL: 10, ICECHUNK: 8}, {TENSORSTORE: 1.1, HDF5: 1, ICECHUNK: 10}, _PARTS
