@@ -228,6 +228,7 @@ WALKERS = {"members", "arrays", "array_values", "open_zarr", "open_dataset", "op
 OPENED_ELSEWHERE = {
     "pipeline.own_reads.open_own": "the function itself",
     "cli.main._nodes": "lists nodes, and reads no chunk",
+    "cli.main._one_by_one": "lists nodes beside one that is odd, and reads no chunk",
     "cli.demo": "the demonstration, which reads what it has written",
     "interchange.netcdf_arrays.NetcdfArrays": "files of NetCDF: no codecs of Zarr",
     "interchange.virtual_datasets": "makes groups, and resizes arrays",

@@ -123,8 +123,8 @@ def _siblings() -> dict[str, Any]:
 def _words(repo: txstore.Repository) -> None:
     """What a commit says is long."""
     keys({"a/zarr.json": document()})(repo)
-    properties = json.dumps({f"p{i}": "x" * 90 for i in range(30_000)}).encode()
-    forge_header(repo.url, 0, message="word\n" * MIB, author="x" * MIB, properties=properties)
+    properties = {f"p{i}": "x" * 90 for i in range(30_000)}
+    forge_header(Path(repo.url), 0, message="word\n" * MIB, author="x" * MIB, properties=properties)
 
 
 def hostile() -> list[Row]:

@@ -86,7 +86,10 @@ def _longest(trace: bytes) -> float:
 def _look_at(browser: Any, folder: tuple[Path, str], rows: list[Row], *, measured: bool) -> None:
     faults = []
     for number, row in enumerate(rows):
-        seen = _open(browser, folder, row, number, measured=measured)
+        try:
+            seen = _open(browser, folder, row, number, measured=measured)
+        finally:
+            shutil.rmtree(folder[0] / f"{number}.tx", ignore_errors=True)
         print(f"{row.name:50} {seen.task:4.0f} ms {seen.memory >> 20:4} MiB {seen.elements:6} {seen.letters:7}")
         if (
             seen.elements > _ELEMENTS
@@ -94,7 +97,6 @@ def _look_at(browser: Any, folder: tuple[Path, str], rows: list[Row], *, measure
             or (measured and (seen.task > _TASK or seen.memory > _MEMORY))
         ):
             faults.append((row.name, seen))
-        shutil.rmtree(folder[0] / f"{number}.tx")
     assert faults == []
 
 

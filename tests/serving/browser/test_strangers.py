@@ -76,6 +76,12 @@ def test_one_odd_document_hides_none_of_its_siblings(look: Look, tmp_path: Path)
     expect(rows.nth(3)).to_contain_text("Its document has 17 MiB, and this page reads at most 16 MiB")
     expect(looking.page.get_by_role("treeitem")).to_have_count(5)
     expect(looking.go("#/tree/main/bad").locator(".node .failure")).to_contain_text("wrong checksum")
+    expect(looking.go("#/usage/main").locator(".members tbody tr")).to_have_count(5)
+    changed = looking.go("#/diff").locator(".diff summary")
+    expect(changed).to_have_count(2)
+    expect(changed.first).to_contain_text("bad")
+    changed.first.click()
+    expect(looking.page.locator(".diff tr", has_text="can't be read")).to_contain_text("wrong checksum")
 
 
 @pytest.mark.parametrize(

@@ -64,7 +64,8 @@ export async function compare(nodes, stores, most, signal) {
   const sides = new Map(); // by path: what was there before and after
   let length = 0;
   const described = async (store, path) => {
-    const found = await unlessErased(nodes.described(store, path));
+    const odd = (error) => ({ kind: "unknown", length: 0, exactly: () => ({ document: {}, attributes: { "can't be read": error.message } }) });
+    const found = await unlessErased(nodes.described(store, path)).catch(odd); // the others are compared
     length += found?.length ?? 0;
     if (length > MOST_DOCUMENTS) throw new Error("The documents of what differs are longer than this page can compare.");
     return found && { ...found, ...found.exactly() };
@@ -122,7 +123,7 @@ async function nodeOf(at, key) {
 
 /** What has changed of a node. An array that has become a group, or the reverse, is removed and added. */
 function changesOf(path, [old, now], changes) {
-  if (old && now && old.kind !== now.kind) {
+  if (old && now && old.kind !== now.kind && ![old.kind, now.kind].includes("unknown")) {
     const only = (side, otherwise) => changes.filter((each) => each[side]).map((each) => ({ ...each, [otherwise]: undefined }));
     return [...changesOf(path, [old, null], only("before", "after")), ...changesOf(path, [null, now], only("after", "before"))];
   }

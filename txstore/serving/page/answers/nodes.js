@@ -121,7 +121,7 @@ export class Nodes {
   /** The stored bytes and keys of each array, and of what belongs to none, the largest first. */
   async usage(store, signal) {
     const kinds = new Map(); // of paths
-    const kindOf = (path) => kinds.get(path) ?? kinds.set(path, this.described(store, path).then((found) => found?.kind ?? null)).get(path);
+    const kindOf = (path) => kinds.get(path) ?? kinds.set(path, this.described(store, path).then((found) => found?.kind ?? null, () => "unknown")).get(path);
     const nodeOf = async (key) => {
       for (let end = key.lastIndexOf("/"); end > 0; end = key.lastIndexOf("/", end - 1)) if (await kindOf(key.slice(0, end))) return key.slice(0, end);
       return "";
