@@ -52,7 +52,7 @@ from txstore.cli.output import (
 )
 from txstore.errors import CorruptionError, ErasedError, SnapshotExpiredError, TxStoreError
 from txstore.format.display import readable_size
-from txstore.format.keys import ancestors, is_document, node_of_document
+from txstore.format.keys import ancestors, encode_key, is_document, node_of_document
 from txstore.format.names import MAIN
 
 if TYPE_CHECKING:
@@ -274,6 +274,8 @@ def _nodes(repo: Repository, commit: Commit | None, branch: str, prefix: str) ->
     """Yield the node at a path and those below it, by name."""
     import zarr
 
+    if prefix:
+        encode_key(prefix)
     store = repo.snapshot(commit, branch=branch)
     nodes: dict[str, Any] = {}
     failed: Exception | None = None
