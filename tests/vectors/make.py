@@ -408,6 +408,13 @@ def erased(path: Path) -> list[str]:
     return ["a/zarr.json", *(f"a/c/{number}" for number in range(4)), "b/c/0"]
 
 
+@vector("As `erased`, with a damaged record: the entries say that the values were erased")
+def erased_damaged_record(path: Path) -> list[str]:
+    keys = erased(path)
+    flip(next((path / "erased").iterdir()), 20)
+    return keys
+
+
 @vector("Rows that were erased twice: a value of the first table stays in the second one, whose `k/` ends no search")
 def erased_rows(path: Path) -> None:
     repo = txstore.Repository(path)

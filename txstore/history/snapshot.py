@@ -327,7 +327,7 @@ class Snapshot(Hierarchy):
             return error
         try:
             erasures = self._erasures()
-        except NoListsError:  # nor are the records of erasures found then
+        except (NoListsError, CorruptionError):  # no record says who erased it
             return error
         for erasure in erasures:
             # Of one that erased rows, a key either says itself that it was erased, or has a value.
