@@ -20,6 +20,7 @@ EXAMPLES = [
     errors.ConstraintError([errors.Violation("aligned", "a", "its first dimension is 1, and that of 'b' 2")]),
     errors.ViewError("pyramid", "there is no array 'image/0'"),
     errors.StaleArrayError("a", reason="it changed"),
+    errors.MisalignedError(relabelled=[("level", "a")]),
     errors.LockTimeoutError(["a/c/0"], "process 7"),
     errors.LockRegionError("a", "too much"),
     errors.LocksUnavailableError("/data.tx", "none here"),

@@ -134,7 +134,7 @@ class Region:
             return b""
         if not self.boxes:
             raise ValueError("a region without elements is not written")
-        boxes = sorted((*self.boxes, *self.loose))
+        boxes = [box for box in self.boxes for _ in range(2 if box in self.loose else 1)]
         numbers = [len(boxes), len(boxes[0])]
         for box in boxes:
             for start, stop in box:
