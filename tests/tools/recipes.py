@@ -6,6 +6,7 @@ import sys
 from dataclasses import dataclass
 from pathlib import Path
 
+import txstore
 from tests.tools import blocks
 from tests.tools.waiting import TIMEOUT
 
@@ -39,6 +40,17 @@ class Recipe:
     def run(self, code: str) -> str:
         """Run a program to its end, and return what it has printed."""
         return _ended(self.start(code), "")
+
+    def kill_behind(self, version: int, repo: txstore.Repository, code: str) -> None:
+        """Start a program, and kill it once it, or one before it, has committed this version."""
+        process = self.start(code)
+        try:
+            for commit in repo.follow(since=-1, timeout=60):
+                if commit.version >= version:
+                    break
+        finally:
+            process.kill()
+            process.communicate()
 
     def race(self, code: str, ends: list[str]) -> list[str]:
         """Run programs at once, which have the same code, but for their ends; return what each has printed."""

@@ -95,14 +95,7 @@ def test_a_job_that_is_killed(recipe: Recipe, job: str) -> None:
     repo = txstore.Repository(recipe.directory / "weather.tx")
     late = [DAYS[7], *DAYS[:7]]
     for commits in range(1, 8, 2):
-        process = recipe.start(f"{job}\nfor day in {late}: add(day)")
-        try:
-            for commit in repo.follow(since=-1, timeout=60):
-                if commit.version >= commits:
-                    break
-        finally:
-            process.kill()
-            process.communicate()
+        recipe.kill_behind(commits, repo, f"{job}\nfor day in {late}: add(day)")
         days, _ = days_of(recipe.directory)
         assert set(days) <= set(DAYS)
         assert len(days) >= commits

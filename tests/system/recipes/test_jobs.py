@@ -233,14 +233,7 @@ class TestRollingArchive:
     def test_killed(self, recipe: Recipe, job: str) -> None:
         repo = txstore.Repository(recipe.directory / "forecasts.tx")
         for commits in (3, 9, 11):
-            process = recipe.start(job + self.add([*range(14)]))
-            try:
-                for commit in repo.follow(since=-1, timeout=60):
-                    if commit.version >= commits:
-                        break
-            finally:
-                process.kill()
-                process.communicate()
+            recipe.kill_behind(commits, repo, job + self.add([*range(14)]))
             assert xr.open_dataset(repo, engine="txstore").sizes["run"] <= 9
         recipe.run(job + self.add([*range(14)]))
         self.check(recipe, range(6, 14))
