@@ -521,6 +521,7 @@ def simulated() -> Iterator[System]:
         mock.patch.object(permissions, "os", _os),
         mock.patch.object(pins, "opening", contextlib.nullcontext()),  # of one process, not of all of the machine
         mock.patch.object(kernel_locks, "fcntl", _Fcntl()),
+        mock.patch.object(kernel_locks.ByteLocks, "holders", return_value=[]),  # for people, too
         mock.patch.object(commit_lock, "fcntl", _Fcntl()),
         mock.patch.object(commit_lock, "_tell"),  # who has the turn: for people, and for as long as it lasts
         mock.patch.object(sync_queue, "fcntl", _Fcntl()),

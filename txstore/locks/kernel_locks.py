@@ -87,12 +87,13 @@ class ByteLocks:
 
         An OFD lock has no process id, but Linux lists it with its descriptor in `/proc`. Elsewhere none is known.
         """
-        here, found = os.fstat(self._descriptor), set()
+        found = set()
         for path in glob.iglob("/proc/[0-9]*/fd/*"):
             with contextlib.suppress(OSError, ValueError):  # another user's, or it is closed now
                 with open(path.replace("/fd/", "/fdinfo/"), encoding="utf-8") as file:
                     locks = [int(line.split()[-2]) - self._offset for line in file if line.startswith("lock:")]
-                if any(0 <= lock < below for lock in locks) and os.path.samestat(os.stat(path), here):
+                is_one = any(0 <= lock < below for lock in locks)
+                if is_one and os.path.samestat(os.stat(path), os.fstat(self._descriptor)):
                     found.add(int(path.split("/")[2]))
         return sorted(found)
 
