@@ -102,13 +102,12 @@ class Pins:
         """Tell whether this process itself has pinned a seq below `below`."""
         return any(held.seq < below and held() is not None for held in list(self._held))
 
-    def holders(self, below: int) -> str:
+    def holders(self, below: int, *, named: bool = True) -> str:
         """Say which processes have pinned a seq below `below`; of another machine or user only that there is one."""
         if self.is_held_here(below):
             return HERE
-        found: list[int] = []
-        if (locks := self._locks()) is not None:
-            found = locks.holders(min(below, SPAN))
+        locks = self._locks() if named else None
+        found = [] if locks is None else locks.holders(min(below, SPAN))
         return " and ".join(map(processes.told, found)) or "a process"
 
     def _lowest(self, below: int) -> int | None:

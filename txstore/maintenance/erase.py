@@ -242,6 +242,7 @@ class _Erasing:
         self._files = 0
         self._has_collected = False
         self._has_warned = False
+        self._names_processes = False  # at the end of the wait: it takes a look at all processes of the machine
         self._deleted = 0  # commits by which this erasure deleted the paths, or tried to
         self._firsts: dict[str, tuple[bytes, int]] = {}  # by branch: a head, and the result of `_first_without` for it
         #: By branch: the seq from which on all commits that were looked at lack the rows.
@@ -365,7 +366,8 @@ class _Erasing:
     def _wait(self, done: str = "Nothing was changed") -> None:
         while holders := list(self._holders()):
             if self._has_collected and self._deadline is not None and time.monotonic() >= self._deadline:
-                raise ErasureTimeoutError(self.paths, holders, done=done)
+                self._names_processes = True
+                raise ErasureTimeoutError(self.paths, list(self._holders()) or holders, done=done)
             if self._has_collected:
                 for holder in holders:
                     if holder.startswith(HERE):
@@ -414,7 +416,7 @@ class _Erasing:
         if (seq := pins.lowest(first)) is not None:
             version = seq - difference
             what = self._commits.branches.label(branch, version) if version >= 0 else "what was before the first commit"
-            found.append(f"{pins.holders(first)} reads {what}, or writes on it")
+            found.append(f"{pins.holders(first, named=self._names_processes)} reads {what}, or writes on it")
         for record in recorded(self._commits.storage):
             base = -1 if record.base is None else record.base[0]
             if record.branch == branch and base + difference < first:
