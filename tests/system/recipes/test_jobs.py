@@ -89,12 +89,12 @@ class TestSlurm:
     @pytest.fixture
     def recipe(self, tmp_path: Path) -> Recipe:
         recipe = Recipe("docs/how-to/slurm.md", tmp_path)
-        recipe.run(recipe.code(1))
+        recipe.run(recipe.code(2))
         return recipe
 
     def task(self, recipe: Recipe, rank: int) -> str:
         return f"import os, sys; os.environ['SLURM_ARRAY_TASK_ID'] = '{rank}'; sys.argv = ['task.py', 'run']\n" + (
-            recipe.code(0)
+            recipe.code(1)
         )
 
     def commit(self, recipe: Recipe) -> subprocess.CompletedProcess[str]:
