@@ -378,10 +378,11 @@ class Siblings:
     def _dead(self, shared: SharedTransaction) -> dict[int, int]:
         """Return the participants that have died unfinished, each with the last frame that counts.
 
-        None if it takes a while to tell who lives.
+        Nobody where it takes a while to tell who lives.
         """
-        unsealed = {number for number, tail in self._tails.items() if number and not tail.is_sealed} - {self._staged.me}
-        unsealed -= self._left_out.keys()
+        # Not those of which no frame was read: who has just created its file may not hold it yet.
+        begun = {number for number, tail in self._tails.items() if number and tail.last >= 0 and not tail.is_sealed}
+        unsealed = begun - {self._staged.me} - self._left_out.keys()
         if not unsealed or shared.storage.capabilities.holders_trusted:
             return {}
         dead = unsealed - shared.living(unsealed)
