@@ -29,7 +29,7 @@ from txstore.locks.pins import Pins
 from txstore.segments.packs import Missing, OpenPack, Pack, PackSource
 from txstore.segments.ranged_packs import open_packs
 from txstore.segments.ranged_runs import open_runs
-from txstore.segments.replaced import FIRST_NUMBER, ReplacedValues, read_record, read_records
+from txstore.segments.replaced import ReplacedValues, read_record, read_records
 from txstore.segments.runs import LATER, NONE_KNOWN, Found, Known, Listed, Located, OpenPacks, OpenRun, Runs, names_of
 from txstore.storage.foreign_files import Sources
 from txstore.storage.foreign_values import ForeignRange
@@ -174,11 +174,6 @@ class Snapshot(Hierarchy):
         """Return the ref of a live key."""
         found = self.runs.lookup(encode_key(key))
         return found if found is not None and found.kind in packfile.FRAME_OF_REF else None
-
-    def is_replaced(self, key: str) -> bool:
-        """Tell whether an erasure of rows has replaced the value of a key since it was committed."""
-        found = self.lookup(key)
-        return found is not None and found.pack >= FIRST_NUMBER
 
     def seq_of(self, key: str) -> int | None:
         """Return the seq of the commit that last wrote a live key."""

@@ -74,10 +74,8 @@ class Delete(Protocol):
         """`asks`: change nothing. Either way, raise what the commit raises."""
 
 
-class Renew(Protocol):
-    """Commits the values of some keys of a head again."""
-
-    def __call__(self, head: Snapshot, branch: str, keys: Collection[str]) -> object: ...
+#: Commits the values of some keys of a branch's head again.
+Renew = Callable[[Snapshot, str, Collection[str]], object]
 
 
 class RowsToErase(Protocol):
@@ -599,7 +597,8 @@ class _Erasing:
         """
         while True:
             head = self._snapshots.newest(branch)
-            keys = [key for path in self.paths for key in head.keys_below(path) if head.is_replaced(key)]
+            below = (key for path in self.paths for key in head.keys_below(path))
+            keys = [key for key in below if (found := head.lookup(key)) is not None and found.is_replaced]
             try:
                 if keys:
                     self._renew(head, branch, keys)

@@ -50,6 +50,11 @@ class Found(NamedTuple):
     length: int
     checksum: int
 
+    @property
+    def is_replaced(self) -> bool:
+        """Whether an erasure of rows has put another value in its place since it was committed."""
+        return self.pack >= FIRST_NUMBER
+
 
 class Listed(NamedTuple):
     """A live key of a scan, with its ref."""

@@ -328,11 +328,12 @@ class HeldDocuments:
             link = documents.get(key)
             return before(key) if link is None else transaction.staged.content(key, link)
 
-        left = list(left_behind(changed, documents, before, after))
-        relabelled = list(_relabelled(transaction, changed, before, after))
+        grown = list(_grown(changed, before, after))
+        left = list(_left_behind(grown, documents, before, after))
+        relabelled = list(_relabelled(transaction, grown, before, after))
         if (left or relabelled) and (views := transaction.views.read()):  # the commit resizes what they make
             derived = {output for view in views.values() for output in view.outputs}
-            left = [each for each in left if not {each.path, each.grown} & derived]
+            left = [each for each in left if not {*each[:2]} & derived]
             relabelled = [each for each in relabelled if not {*each} & derived]
         if left or relabelled:
             raise MisalignedError(left=left, relabelled=relabelled)
@@ -447,51 +448,49 @@ def _may_be_array(view: Transaction | Snapshot, key: str) -> bool:
 Get = Callable[[str], bytes | memoryview | None]
 
 
-class LeftBehind(NamedTuple):
-    path: str
-    grown: str  # the path of the array that grew
-    dimension: str
-    axis: int  # of the array that grew
-    lengths: tuple[int, int]  # of the array that grew: before and after
+#: Path, path of the array that grew, dimension, its axis in the array that grew, that one's lengths before and after.
+_LeftBehind = tuple[str, str, str, int, tuple[int, int]]
+#: An array that has grown: as it is now, the axis, and its lengths along it before and after.
+_Grown = tuple[Described, int, tuple[int, int]]
 
 
-def left_behind(changed: Collection[str], known: Collection[str], before: Get, after: Get) -> Iterator[LeftBehind]:
-    """Yield the arrays that did not grow with another array of their group. The only I/O is in `before` and `after`.
-
-    `changed` are the keys of documents that the transaction set. `known` are the keys of all documents that array
-    objects hold: xarray opens all arrays of a group to append to it.
-    """
-    told: set[str] = set()
-    for path, name, axis, lengths in _grown(changed, before, after):
-        group = path.rpartition("/")[0]
-        for sibling in sorted({node_of_document(key) for key in known} - {"", path} - told):
-            if sibling.rpartition("/")[0] == group and _has(sibling, name, lengths[0], before, after):
-                told.add(sibling)
-                yield LeftBehind(sibling, path, name, axis, lengths)
-
-
-def _grown(changed: Collection[str], before: Get, after: Get) -> Iterator[tuple[str, str, int, tuple[int, int]]]:
-    """Yield each named dimension along which an array has grown: path, dimension, axis, lengths before and after."""
+def _grown(changed: Collection[str], before: Get, after: Get) -> Iterator[_Grown]:
+    """Yield each named dimension along which an array has grown. `changed` are the documents that are staged."""
     for path in sorted({node_of_document(key) for key in changed}):
         old, new = describe(before, path), describe(after, path)
         if old is None or new is None or old.kind != "array" or len(old.node.shape) != len(new.node.shape):
             continue
         for axis, (name, was, now) in enumerate(zip(new.dimensions, old.node.shape, new.node.shape, strict=False)):
             if name is not None and now > was:
-                yield path, name, axis, (was, now)
+                yield new, axis, (was, now)
+
+
+def _left_behind(grown: Iterable[_Grown], known: Collection[str], before: Get, after: Get) -> Iterator[_LeftBehind]:
+    """Yield the arrays that did not grow with another array of their group. The only I/O is in `before` and `after`.
+
+    `known` are the keys of all documents that array objects hold: xarray opens all arrays of a group to append to it.
+    """
+    told: set[str] = set()
+    for array, axis, lengths in grown:
+        path, name = array.path, str(array.dimensions[axis])
+        group = path.rpartition("/")[0]
+        for sibling in sorted({node_of_document(key) for key in known} - {"", path} - told):
+            if sibling.rpartition("/")[0] == group and _has(sibling, name, lengths[0], before, after):
+                told.add(sibling)
+                yield sibling, path, name, axis, lengths
 
 
 def _relabelled(
-    transaction: Transaction, changed: Collection[str], before: Get, after: Get
+    transaction: Transaction, grown: Iterable[_Grown], before: Get, after: Get
 ) -> Iterator[tuple[str, str]]:
     """Yield the coordinates that got other labels while an array grew along another dimension, with that array.
 
     A coordinate has the name of its only dimension. An array of no elements had no labels.
     """
     staged, base = transaction.members.staged, transaction.base
-    for path, dimension, _, (was, _) in _grown(changed, before, after):
-        grown, group = describe(after, path), path.rpartition("/")[0]
-        for name in {*grown.dimensions} - {None, dimension} if was and grown is not None else ():
+    for array, axis, (was, _) in grown:
+        group = array.path.rpartition("/")[0]
+        for name in {*array.dimensions} - {None, array.dimensions[axis]} if was else ():
             coordinate = f"{group}/{name}" if group else str(name)
             prefix = directory_prefix(coordinate)
             keys = [key for key in staged.between(prefix, after_prefix(prefix)) if not is_document(key)]
@@ -501,7 +500,7 @@ def _relabelled(
             if old.node.shape == new.node.shape and any(
                 _decoded(old, key, base.get_view(key)) != _decoded(new, key, transaction.get_view(key)) for key in keys
             ):
-                yield coordinate, path
+                yield coordinate, array.path
 
 
 def _decoded(array: Described, key: str, value: memoryview | None) -> bytes | None:

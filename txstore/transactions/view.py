@@ -23,7 +23,6 @@ from txstore.format.regions import Region
 from txstore.history.changes import KeyChange, Ref, is_equal, ref_of
 from txstore.history.snapshot import Snapshot
 from txstore.segments.pack_writer import Staged
-from txstore.segments.replaced import FIRST_NUMBER
 from txstore.segments.runs import ELSEWHERE, LATER, MISSING, Located
 from txstore.storage.foreign_values import ForeignRange
 from txstore.transactions.own_part import Part
@@ -340,7 +339,7 @@ class View(Hierarchy):
         found = self.base.lookup(key)
         if found is None or found.kind != packfile.REF_OF_FRAME.get(kind) or found.length != length:
             return False
-        if found.pack >= FIRST_NUMBER:  # an erasure has replaced it, and no commit has said so yet
+        if found.is_replaced:  # an erasure has replaced it, and no commit has said so yet
             return False
         if not (is_unread or is_document(key) or is_consolidated(key)) or found.checksum != checksum():
             return False

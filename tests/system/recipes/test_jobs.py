@@ -207,7 +207,7 @@ class TestRollingArchive:
         assert self.STEP in recipe.code(number)
         seed = "default_rng(0)"
         assert seed in code
-        code = code.replace(seed, "default_rng(pd.Timestamp(run).dayofyear * 24 + pd.Timestamp(run).hour)")
+        code = code.replace(seed, "default_rng(pd.Timestamp(run).day_of_year * 24 + pd.Timestamp(run).hour)")
         return f"import numpy as np, pandas as pd, xarray as xr, txstore\n{code}"
 
     def add(self, numbers: list[int]) -> str:
@@ -219,7 +219,7 @@ class TestRollingArchive:
         assert ds.run.values.tolist() == self.RUNS[numbers].values.astype("M8[ns]").tolist()
         for number, run in zip(numbers, ds.t2m.values, strict=True):
             date = self.RUNS[number]
-            assert (run == np.random.default_rng(date.dayofyear * 24 + date.hour).random((1, 8))[0]).all()
+            assert (run == np.random.default_rng(date.day_of_year * 24 + date.hour).random((1, 8))[0]).all()
 
     def test_late_and_twice(self, recipe: Recipe, job: str) -> None:
         recipe.run(job + self.add([1, 3, 2, 2, 0, 5, 4, 6, 7, 9, 9, 8, 0, 10, 2, 9]))

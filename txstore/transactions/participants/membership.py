@@ -378,7 +378,7 @@ class Siblings:
     def _dead(self, shared: SharedTransaction) -> dict[int, int]:
         """Return the participants that have died unfinished, each with the last frame that counts.
 
-        Nobody where it takes a while to tell who lives.
+        Where it takes a while to tell who lives, this returns none.
         """
         # Not those of which no frame was read: who has just created its file may not hold it yet.
         begun = {number for number, tail in self._tails.items() if number and tail.last >= 0 and not tail.is_sealed}
