@@ -18,6 +18,7 @@ import pytest
 import txstore
 from tests.serving.browser import sample
 from tests.serving.browser.conftest import FILES, SERVED
+from tests.serving.browser.hostile_table import document, grid
 from tests.tools.forged_headers import forge_header
 from txstore.cli.serve import redirecting_to
 from txstore.format import encoding
@@ -205,18 +206,6 @@ def test_commits_that_name_one_another_as_parents(look: Callable[..., Any], tmp_
     page = look(repo, "#/tree/main/a?view=chunks").page
     expect(page.locator(":is(.failure, .legend li)").first).to_be_visible()
     assert page.title().startswith("hostile.tx"), "it answers"
-
-
-def grid(lengths: list[Any]) -> dict[str, Any]:
-    return {"name": "regular", "configuration": {"chunk_shape": lengths}}
-
-
-def document(**members: Any) -> dict[str, Any]:
-    return {
-        "zarr_format": 3, "node_type": "array", "shape": [4], "data_type": "uint8", "fill_value": 0,
-        "chunk_grid": grid([4]), "attributes": {}, "chunk_key_encoding": {"name": "default"},
-        "codecs": [{"name": "bytes"}],
-    } | members  # fmt: skip
 
 
 SCALAR: dict[str, Any] = {"shape": [], "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": []}}}

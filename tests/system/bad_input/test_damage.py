@@ -1,10 +1,11 @@
-"""Commit files cut short, with a flipped bit, or gone. Reading returns what was written or raises `CorruptionError`
-that names the file, and `verify` reports every fault."""
+"""Commit files cut short, with a flipped bit, or gone. Reading returns what was written, or raises an error that names
+the file: of a newer version, where a bit of a run's kind is flipped. `verify` reports every fault."""
 
 import contextlib
 import itertools
 import os
 import random
+import re
 import shutil
 from collections.abc import Iterator
 from pathlib import Path
@@ -22,6 +23,8 @@ pytestmark = pytest.mark.long
 HEAD = 4  # the version of the newest commit of `written`
 PACK = f"commits/main/{HEAD:010d}"
 BELOW = f"commits/main/{HEAD - 1:010d}"
+
+UNREADABLE = (txstore.CorruptionError, txstore.UnsupportedFormatError)
 
 Contents = dict[str, bytes]
 
@@ -106,38 +109,43 @@ def flips(content: bytes) -> Iterator[tuple[str, int, int]]:
         if name.startswith("frame") and int(name.split()[1]) not in (0, 1, 2, 3, 150):
             continue  # two hundred frames are alike
         chosen = {start, end - 1, *(chance.randrange(start, end) for _ in range(4))}
+        if name.endswith("trailer"):
+            chosen |= {start + 4, start + 6}  # the kind of the run, and the codec of its blocks
         yield from ((name, at, chance.randrange(8)) for at in sorted(chosen))
 
 
 def read_all(path: Path, contents: list[Contents]) -> int:
-    """Read every key of every commit: the right value, or `CorruptionError` with a file's name. Counts the errors."""
+    """Read every key of every commit: the right value, or an error with a file's name. Counts the errors."""
     errors = 0
     keys = {key for content in contents for key in content} | {"absent", "a/absent", "many/absent"}
     for version, content in enumerate(contents):
         try:
             snapshot = txstore.Repository(path).mapping(at=version)
-        except txstore.CorruptionError as error:
+        except UNREADABLE as error:
             assert_names_a_file(error)
             errors += 1
             continue
         for key in keys:
             try:
                 assert snapshot.get(key) == content.get(key), key
-            except txstore.CorruptionError as error:
+            except UNREADABLE as error:
                 assert_names_a_file(error)
                 errors += 1
         try:
             assert list(snapshot) == sorted(content)
-        except txstore.CorruptionError as error:
+        except UNREADABLE as error:
             assert_names_a_file(error)
             errors += 1
     return errors
 
 
-def assert_names_a_file(error: txstore.CorruptionError) -> None:
+def assert_names_a_file(error: txstore.CorruptionError | txstore.UnsupportedFormatError) -> None:
     assert error.path in (PACK, BELOW)
     assert str(error).startswith(error.path)
-    assert "restore" in str(error)
+    if isinstance(error, txstore.UnsupportedFormatError):
+        assert re.fullmatch(r"unknown (run kind|block codec) \d+", error.found)
+    else:
+        assert "restore" in str(error)
 
 
 def assert_reported(path: Path, name: str, what: object) -> None:
@@ -275,7 +283,7 @@ def test_every_bit_of_a_small_file(written, damaged, name):
         content = bytearray(whole)
         content[at] ^= 1 << bit
         (damaged / name).write_bytes(content)
-        with pytest.raises((txstore.CorruptionError, txstore.UnsupportedFormatError)) as caught:
+        with pytest.raises(UNREADABLE) as caught:
             txstore.Repository(damaged).mapping(tag="v1")
         assert caught.value.path == name
     (damaged / name).write_bytes(whole)
