@@ -156,7 +156,7 @@ def test_a_lease_that_is_not_renewed(caplog: pytest.LogCaptureFixture, monkeypat
 def test_a_version_that_another_commit_takes(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
     repo = txstore.Repository(f"memory://{os.urandom(4).hex()}/data.tx")
     put(repo, {"a": b"0"})
-    versions, first = repo.engine.commits.versions, []
+    versions, first = repo.engine.commits.store, []
     take = versions.take
 
     def late(*arguments: Any, **named: Any) -> Any:

@@ -100,7 +100,7 @@ def test_a_commit_is_a_child_of_the_callers_span(repo: txstore.Repository, seen:
 
 
 def test_requests_of_other_threads_are_children_of_the_commit(far: txstore.Repository, seen: Seen) -> None:
-    far.engine.commits.head_caches.stop()  # what is written in the background is a part of no commit
+    far.engine.commits.store.head_caches.stop()  # what is written in the background is a part of no commit
     create(far)
     [commit] = seen.spans("txstore.commit")
     requests = seen.spans("txstore.request")

@@ -19,7 +19,6 @@ from zarr.storage import MemoryStore
 import txstore
 from benchmarks.harness import OURS, Row, Setting, Take, faster, interleaved, medians, settle, slower, timed
 from benchmarks.own_process import Parent, Values, together
-from txstore.history.versions import CommitStrategy
 from txstore.storage import local
 from txstore.storage.local import LocalStorage
 
@@ -162,7 +161,9 @@ def _commit(repo: txstore.Repository, process: int, number: int) -> None:
 
 
 def _commit_many(path: Path, process: int, commits: int, queues: bool, is_slow: bool, parent: Parent) -> Values:
-    CommitStrategy.queues = queues
+    if not queues:
+        lock = LocalStorage.lock
+        LocalStorage.lock = lambda self, path, prepare=None, **_: lock(self, path, prepare)  # type: ignore[method-assign]
     repo = txstore.Repository(path)
     _commit(repo, process, 0)
     with _slow_disk(path.with_suffix(".disk")) if is_slow else nullcontext():

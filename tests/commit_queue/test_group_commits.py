@@ -21,8 +21,8 @@ from txstore.commit_queue import group_commits
 from txstore.commit_queue.group_commits import BranchListing, GroupCommits, Look
 from txstore.format import commitfile, encoding, names
 from txstore.format.commitfile import SECTION_GROUP_COMMIT
-from txstore.history import decided_group_commits, object_head_caches
-from txstore.history.listings import Contention
+from txstore.history import branches_in_objects, object_head_caches
+from txstore.history.branches_in_objects import Contention
 from txstore.segments import object_writer
 from txstore.storage.objects.client import ObjectClient
 from txstore.storage.objects.interface import Object
@@ -58,7 +58,7 @@ def url(far: None) -> Iterator[str]:
 @pytest.fixture
 def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(group_commits, "_PATIENCE_SECONDS", 0.1)
-    monkeypatch.setattr(decided_group_commits, "_PATIENCE", 0.1)
+    monkeypatch.setattr(branches_in_objects, "_PATIENCE", 0.1)
 
 
 def staged(url: str, name: str, key: str | None = None, value: bytes | None = None, *, branch: str = "main") -> Any:
@@ -67,7 +67,7 @@ def staged(url: str, name: str, key: str | None = None, value: bytes | None = No
     transaction = repo.begin(name, branch=branch)
     transaction[key or f"{name}/c/0"] = name.encode() if value is None else value
     commits: Any = repo.engine.commits
-    commits.heads._contention.set_contended(branch_id(repo, branch), True)
+    commits.store._contention.set_contended(branch_id(repo, branch), True)
     return transaction
 
 
@@ -266,7 +266,7 @@ def test_who_takes_versions_alone_lets_others_pass_once(url, meet, monkeypatch):
 )
 def test_who_takes_versions_fast_sees_that_others_are_about_to(url, version, before, is_contended):
     """What they propose is for versions that it has taken long before they learn of it: `before`, in seconds."""
-    contention: Any = txstore.Repository(url).engine.commits.heads._contention
+    contention: Any = txstore.Repository(url).engine.commits.store._contention
     proposed, made = (None, None) if before is None else (100.0 - before, 100.0)
     proposal = Object("proposal", 1, proposed)
     listed = BranchListing({5: Object("commit", 1, made)}, {(version, b"o" * 16): proposal}, {}, {})
@@ -384,10 +384,10 @@ def test_nothing_is_put_above_a_gap(url, meet, impatient, monkeypatch):
 
     with all_die_when_it_is_decided(url, monkeypatch):
         commit_together(crew(url))
-    group_commit = commits.versions._group_commits.read("main", 1)
+    group_commit = commits.store._group_commits.read("main", 1)
     assert [is_taken(url, version) for version in range(1, CREW + 1)] == [True] + [False] * (CREW - 1)
     # It has seen what was decided, goes on behind that, and dies when it has the version.
-    heads = commits.heads
+    heads = commits.store
     heads._known.note("main", group_commit[0].stored)
     heads._looks.note("main", Look.now())
     heads._decided.decided(group_commit)
@@ -478,10 +478,10 @@ def test_a_group_commit_of_those_who_have_slept_is_not_taken_for_history(
     set_keys(txstore.Repository(url), {"a": b"0"}, "first")
     slept, awake, is_taken_by_them = crew(url), txstore.Repository(url), threading.Event()
     monkeypatch.setattr(group_commits, "TRUSTED", -1.0)  # it was for long
-    monkeypatch.setattr(awake.engine.commits.heads._contention, "is_contended", lambda branch: False)  # it joins nobody
+    monkeypatch.setattr(awake.engine.commits.store._contention, "is_contended", lambda branch: False)  # it joins nobody
     for each in slept:
         commits = each._staging._commits
-        heads = commits.heads
+        heads = commits.store
         heads._looks.note("main", Look(time.monotonic() - 60, time.time() - 60))
         monkeypatch.setattr(heads, "to_follow", heads._known.of)
         monkeypatch.setattr(commits.oldest_kept, "of", lambda branch: oldest_kept)

@@ -136,7 +136,7 @@ SUPERFLUOUS = {
     f"{_NAMES} .staging < write once < begin with a name": _SEAL,
     f"{_NAMES} .staging < end record < settle transaction": "the history tells what was committed",
     f"{_NAMES} oldest_kept < make directory": "a vacuum syncs `oldest_kept` itself: it may be another's",
-    f"{_NAMES} commits/main < sync copy": "SyncedFiles.make syncs it once more",
+    f"{_NAMES} commits/main < sync copy": "BranchesOnDisk.make syncs it once more",
     f"{_NAMES} . < replace: quarantine": "only a second name was made, elsewhere",
     f"{_NAMES} heads < replace": _HEAD_CACHE,
     f"{_NAMES} quarantine/heads < replace": _HEAD_CACHE,
@@ -160,24 +160,29 @@ class Edit(NamedTuple):
 
 
 EDITS = [
-    Edit("history.heads:FileHeads.find", "not above.follows(found)", "False", "overtaken"),
-    Edit("history.heads:FileHeads._break_below", "not stored.follows(below)", "False", "overtaken"),
-    Edit("history.heads:FileHeads._break_below", "header.version - header.pending", "header.version", "overtaken"),
+    Edit("history.branches_on_disk:BranchesOnDisk.head", "not above.follows(found)", "False", "overtaken"),
+    Edit("history.branches_on_disk:BranchesOnDisk._break_below", "not stored.follows(below)", "False", "overtaken"),
     Edit(
-        "history.durability:SyncedFiles.pending",
+        "history.branches_on_disk:BranchesOnDisk._break_below",
+        "header.version - header.pending",
+        "header.version",
+        "overtaken",
+    ),
+    Edit(
+        "history.branches_on_disk:BranchesOnDisk.pending",
         "return max(0, header.version - max(vouched, self._durable.version(branch)))",
         "return 0",
         "scratch",
     ),
     Edit(
-        "history.heads:FileHeads._follow_head_cache",
+        "history.branches_on_disk:BranchesOnDisk._follow_head_cache",
         "head_cache.boot == self._storage.boot() != 0",
         "True",
         "overtaken",
     ),
-    Edit("history.durability:SyncedFiles.is_fit_parent", "parent.header.synced and", "", "scratch"),
-    Edit("history.versions:put_in_version", "there.hash != stored.hash", "False", "overtaken"),
-    Edit("history.versions:put_in_version", "if there.has_parent_of(stored):", "if True:", "overtaken"),
+    Edit("history.branches_on_disk:BranchesOnDisk.is_fit_parent", "parent.header.synced and", "", "scratch"),
+    Edit("history.branch_store:put_in_version", "there.hash != stored.hash", "False", "overtaken"),
+    Edit("history.branch_store:put_in_version", "if there.has_parent_of(stored):", "if True:", "overtaken"),
     Edit(
         "commit:Stored.follows",
         "(self.header.parent_id, self.header.parent_hash) == parent",
@@ -188,8 +193,8 @@ EDITS = [
     ),
     Edit(
         "history.publisher:Publisher._take_version",
-        "self.commits.head_caches.write(stored, durable=False)",
-        "self.commits.head_caches.write(stored, durable=True)",
+        "self.commits.store.head_caches.write(stored, durable=False)",
+        "self.commits.store.head_caches.write(stored, durable=True)",
         "overtaken",
     ),
     Edit(
@@ -207,7 +212,7 @@ EDITS = [
     Edit("transactions.participants.shared:Tail._check_head", "or not any(head)", "", "named"),
     Edit(
         "transactions.participants.named:_begin",
-        "commits.durability.make(None if record.base is None else commits.files.at(record.branch, record.base[0]))",
+        "commits.store.make_durable(None if record.base is None else commits.files.at(record.branch, record.base[0]))",
         "commits.identity.make_durable()",
         "named on scratch",
     ),
@@ -284,7 +289,7 @@ EDITS = [
         "vacuumed",
     ),
     Edit(
-        "history.heads:FileHeads.find",
+        "history.branches_on_disk:BranchesOnDisk.head",
         "not self._oldest_kept.is_above(branch, -1 if found is None else found.header.version)",
         "True",
         "vacuumed around",
@@ -293,7 +298,7 @@ EDITS = [
     Edit("history.publisher:Publisher._take_version", "self._check_oldest_kept(stored)", "pass", "sleeper"),
     Edit("history.publisher:Publisher.publish", "not self.commits.files.has(ahead)", "False", "killed in the queue"),
     # Branches: what is kept for them.
-    Edit("history.branches:Branches._create", "commits.durability.ensure(stored)", "pass", "branch on scratch"),
+    Edit("history.branches:Branches._create", "commits.store.ensure(stored)", "pass", "branch on scratch"),
     Edit("transactions.committer:Committer.run", "self._make_durable(stored)", "pass", "merged scratch"),
     Edit("transactions.committer:Committer.run", "self._make_durable(stored)", "pass", "merged while pending"),
     Edit(
@@ -308,9 +313,7 @@ EDITS = [
         'living = ["main"]',
         "branches vacuumed",
     ),
-    Edit(
-        "history.publisher:Publisher._check_oldest_kept", "self.commits.versions.give_back(stored)", "pass", "sleeper"
-    ),
+    Edit("history.publisher:Publisher._check_oldest_kept", "self.commits.store.give_back(stored)", "pass", "sleeper"),
     Edit(
         "maintenance.optimize:_Optimizer.contents",
         "(at := index.find_runs(self.inputs, runs)) is not None",
@@ -318,12 +321,17 @@ EDITS = [
         "housekeeping 1",
     ),
     Edit(
-        "history.heads:check_not_lost",
+        "history.branch_store:check_not_lost",
         "not oldest_kept.is_above(branch, head_cache.version)",
         "True",
         "vacuumed around",
     ),
-    Edit("history.durability:SyncedFiles.make", "self._identity.create(durable=True)", "pass", "copied, tidied"),
+    Edit(
+        "history.branches_on_disk:BranchesOnDisk.make_durable",
+        "self._identity.create(durable=True)",
+        "pass",
+        "copied, tidied",
+    ),
     Edit("maintenance.vacuum:_Vacuum.run", "self.commits.identity.create(durable=True)", "pass", "copied, vacuumed"),
     Edit("maintenance.repair:verify_and_repair", "in names.DIRECTORIES:", "in ():", "repaired"),
     Edit("history.identity:Identity._why_not_found", "not self._is_guarded()", "True", "first commit"),

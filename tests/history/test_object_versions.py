@@ -11,7 +11,7 @@ import txstore
 from tests.tools.far_away import Requests
 from tests.tools.waiting import TIMEOUT
 from txstore.format import names
-from txstore.history import listings, object_head_caches, object_versions
+from txstore.history import branches_in_objects, object_head_caches
 from txstore.history import publisher as versions_of_history
 from txstore.transactions.transaction import Transaction
 
@@ -133,7 +133,7 @@ def test_a_writer_whose_base_a_vacuum_has_passed(url: str, monkeypatch: pytest.M
 def test_who_sleeps_before_it_takes_the_version_looks_for_the_oldest_kept(url, monkeypatch):
     """It has seen the head so long ago that a vacuum may have freed the version since."""
     repo, transaction = passed_by_a_vacuum(url)
-    monkeypatch.setattr(listings, "TRUSTED", -1.0)
+    monkeypatch.setattr(branches_in_objects, "TRUSTED", -1.0)
     with pytest.raises(txstore.CommitUnknownError) as caught:
         transaction.commit()
     assert repo.resolve(caught.value.commit_id) is None
@@ -143,9 +143,9 @@ def test_who_sleeps_before_it_takes_the_version_looks_for_the_oldest_kept(url, m
 
 
 def test_a_vacuum_lets_commits_stand_as_long_as_looks_count(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_versions, "_STANDS", 10.0)
+    monkeypatch.setattr(branches_in_objects, "_STANDS", 10.0)
     slept: list[float] = []
-    monkeypatch.setattr(object_versions.time, "sleep", slept.append)
+    monkeypatch.setattr(branches_in_objects.time, "sleep", slept.append)
     repo = txstore.Repository(url)
     for number in range(3):
         commit(repo, "a", b"%d" % number)
@@ -155,7 +155,7 @@ def test_a_vacuum_lets_commits_stand_as_long_as_looks_count(url: str, monkeypatc
     repo.vacuum(keep=1)
     waits = [each for each in slept if each > 1]
     assert len(waits) == 1
-    assert listings.TRUSTED < waits[0] <= 11
+    assert branches_in_objects.TRUSTED < waits[0] <= 11
 
 
 def test_a_small_commit_does_not_look_for_the_oldest_kept(url: str, requests: Requests) -> None:
@@ -226,7 +226,7 @@ def test_who_sleeps_and_loses_a_version_below_one_that_was_freed(url: str, monke
     other.tags["v1"] = 1
     other.optimize()
     other.vacuum(keep=1)
-    monkeypatch.setattr(listings, "TRUSTED", -1.0)
+    monkeypatch.setattr(branches_in_objects, "TRUSTED", -1.0)
     with pytest.raises(txstore.SnapshotExpiredError):
         transaction.commit()
     transaction.rollback()

@@ -64,9 +64,9 @@ def test_a_head_cache_that_was_asked_for_long_ago_is_asked_for_again(url: str, m
     monkeypatch.setattr(ObjectClient, "get", lambda objects, path: asked.append(path) or get(objects, path))
     repo = txstore.Repository(url)
     assert repo.engine.exists()
-    expected = repo.engine.commits.head_caches._expected
+    expected = repo.engine.commits.store.head_caches._expected
     expected.content.result(TIMEOUT)
-    repo.engine.commits.head_caches._expected = expected._replace(asked=expected.asked - 60)
+    repo.engine.commits.store.head_caches._expected = expected._replace(asked=expected.asked - 60)
     assert zarr.open_array(repo.snapshot(), path="x", mode="r")[3] == 3
     assert asked.count(names.head_cache_path("main")) == 2
 
@@ -124,9 +124,9 @@ def held_after(ask: Callable[[], object]) -> Held | None:
 
 def test_a_head_cache_that_is_not_there_lets_go_of_who_has_asked(no_collector: None) -> None:
     commits = txstore.Repository(f"memory://{uuid.uuid4().hex}").engine.commits
-    commits.head_caches.expect()
-    assert isinstance(commits.head_caches._expected.content.exception(TIMEOUT), FileNotFoundError)
-    assert held_after(lambda: commits.head_caches.commit("main", commits.files)) is None
+    commits.store.head_caches.expect()
+    assert isinstance(commits.store.head_caches._expected.content.exception(TIMEOUT), FileNotFoundError)
+    assert held_after(lambda: commits.store.head_caches.commit("main", commits.files)) is None
 
 
 def test_an_error_in_the_background_lets_go_of_who_has_asked(no_collector: None) -> None:

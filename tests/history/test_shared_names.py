@@ -9,7 +9,7 @@ import txstore
 from tests.tools.workers import QUICK, Worker, ended
 from txstore import Repository
 from txstore.cli.main import app
-from txstore.history.durability import SyncedFiles
+from txstore.history.branches_on_disk import BranchesOnDisk
 
 
 @pytest.fixture
@@ -54,11 +54,11 @@ def branch(url: str) -> None:
 @pytest.mark.parametrize(("first", "second"), [(tag, branch), (branch, tag)])
 def test_of_two_at_the_same_time_at_most_one_stays(made, monkeypatch, first, second):
     """The second one begins and ends between the first one's look and its write."""
-    method = "make" if first is tag else "ensure"
-    original = getattr(SyncedFiles, method)
+    method = "make_durable" if first is tag else "ensure"
+    original = getattr(BranchesOnDisk, method)
     done: list[int] = []
 
-    def overtaken(self: SyncedFiles, *arguments: object) -> None:
+    def overtaken(self: BranchesOnDisk, *arguments: object) -> None:
         if not done:
             done.append(1)
             worker = Worker(second, made.url, context=QUICK)
@@ -66,7 +66,7 @@ def test_of_two_at_the_same_time_at_most_one_stays(made, monkeypatch, first, sec
                 worker.result()
         original(self, *arguments)
 
-    monkeypatch.setattr(SyncedFiles, method, overtaken)
+    monkeypatch.setattr(BranchesOnDisk, method, overtaken)
     with pytest.raises(ValueError, match="would name either"):
         first(made.url)
     assert ("new" in made.tags) != ("new" in made.branches)

@@ -11,8 +11,8 @@ import txstore
 from tests.tools.commits import set_keys
 from tests.tools.faults import always
 from txstore.format import names
+from txstore.history.branches_on_disk import BranchesOnDisk
 from txstore.history.commits import Commits
-from txstore.history.durability import SyncedFiles
 from txstore.history.full_disk import Spare
 
 
@@ -41,13 +41,13 @@ def path(tmp_path: Path) -> Path:
 @pytest.fixture
 def synced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """The versions of the commits that are synced."""
-    versions, sync = list[int](), SyncedFiles._sync_files
+    versions, sync = list[int](), BranchesOnDisk._sync_files
 
-    def note(self: SyncedFiles, stored):
+    def note(self: BranchesOnDisk, stored):
         versions.append(stored.header.version)
         sync(self, stored)
 
-    monkeypatch.setattr(SyncedFiles, "_sync_files", note)
+    monkeypatch.setattr(BranchesOnDisk, "_sync_files", note)
     return versions
 
 
@@ -58,7 +58,7 @@ def test_a_head_cache_that_is_written_again_is_true(path, synced):
     synced.clear()
     make_room(path)
     commits = opened(path)
-    assert commits.head_caches.read("main").durable
+    assert commits.store.head_caches.read("main").durable
     assert sorted(synced) == [1, 2, 3]
 
 
@@ -69,7 +69,7 @@ def test_commits_that_are_made_meanwhile_are_synced(path, synced):
     overwrite(path, 2, durability="none")
     synced.clear()
     spare.restore()
-    assert opened(path).head_caches.read("main").durable
+    assert opened(path).store.head_caches.read("main").durable
     assert sorted(synced) == [1, 2]
 
 
@@ -99,10 +99,10 @@ def test_a_sync_that_fails_is_told(path, monkeypatch):
     spare = Spare(opened(path), "main")
     spare.delete_head_cache()
     overwrite(path, 1, durability="none")
-    monkeypatch.setattr(SyncedFiles, "_sync_files", fail(errno.EIO))
+    monkeypatch.setattr(BranchesOnDisk, "_sync_files", fail(errno.EIO))
     with pytest.raises(OSError, match="failed"):
         spare.restore()
-    assert not opened(path).head_caches.read("main").durable
+    assert not opened(path).store.head_caches.read("main").durable
 
 
 def fail(number: int):

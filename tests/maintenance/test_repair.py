@@ -36,7 +36,7 @@ def written(tmp_path_factory) -> tuple[Path, small.Contents]:
 def path(written, tmp_path) -> Path:
     shutil.copytree(written[0], tmp_path / "data.tx")
     commits = txstore.Repository(tmp_path / "data.tx").engine.commits
-    commits.head_caches.write(commits.head(), durable=True)
+    commits.store.head_caches.write(commits.head(), durable=True)
     return tmp_path / "data.tx"
 
 
@@ -469,7 +469,7 @@ def test_a_head_cache_of_another_commit_in_a_version_does_no_harm_to_the_one_tha
     commits = txstore.Repository(path).engine.commits
     head = commits.head()
     whole = commit_file(path, LAST).read_bytes()
-    head_cache = replace(commits.head_caches.of(head, durable=True), commit_id=b"other commit id.")
+    head_cache = replace(commits.store.head_caches.of(head, durable=True), commit_id=b"other commit id.")
     (path / names.head_cache_path(MAIN)).write_bytes(head_cache.encode())
     repaired(path)
     assert commit_file(path, LAST).read_bytes() == whole

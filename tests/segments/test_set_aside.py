@@ -10,7 +10,7 @@ import pytest
 import txstore
 from tests.tools.waiting import wait_for_background_cleanup
 from txstore.format import names
-from txstore.history.object_versions import ExclusiveCreate
+from txstore.history.branches_in_objects import BranchesInObjects
 from txstore.maintenance.reachable import data_packs
 from txstore.segments.object_writer import SENT_AGAIN
 from txstore.storage.interface import paths_in
@@ -53,14 +53,14 @@ def overtaken(url: str, monkeypatch: pytest.MonkeyPatch) -> Overtaken:
         transaction = repo.begin()
         for key, value in values.items():
             transaction[key] = value
-        take_version, left = ExclusiveCreate.take, list(theirs)
+        take_version, left = BranchesInObjects.take, list(theirs)
 
-        def too_late(self: ExclusiveCreate, *arguments: Any, **options: Any) -> Any:
-            if left and self is repo.engine.commits.versions:
+        def too_late(self: BranchesInObjects, *arguments: Any, **options: Any) -> Any:
+            if left and self is repo.engine.commits.store:
                 commit(other, left.pop(0), b"1")
             return take_version(self, *arguments, **options)
 
-        monkeypatch.setattr(ExclusiveCreate, "take", too_late)
+        monkeypatch.setattr(BranchesInObjects, "take", too_late)
         return transaction, other
 
     return begin

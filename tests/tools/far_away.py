@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from tests.tools.waiting import wait_for_requests
-from txstore.history import object_head_caches, object_versions
+from txstore.history import branches_in_objects, object_head_caches
 from txstore.storage.objects import client
 
 
@@ -22,7 +22,7 @@ def far(monkeypatch: pytest.MonkeyPatch) -> None:
 
     monkeypatch.setattr(client.ObjectClient, "__init__", begin_far)
     monkeypatch.setattr(object_head_caches, "STAYS", 1000.0)
-    monkeypatch.setattr(object_versions, "_STANDS", -1.0)  # nor does a vacuum wait
+    monkeypatch.setattr(branches_in_objects, "_STANDS", -1.0)  # nor does a vacuum wait
 
 
 class Requests(list[str]):

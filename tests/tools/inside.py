@@ -40,7 +40,7 @@ def branch_id(repo: txstore.Repository, name: str) -> str:
 
 def finish_head_cache(repo: txstore.Repository) -> None:
     """Wait until the head cache is written, which is done in the background."""
-    repo.engine.commits.head_caches._writer.finish(TIMEOUT)
+    repo.engine.commits.store.head_caches._writer.finish(TIMEOUT)
 
 
 def staged(repo: txstore.Repository) -> list[str]:

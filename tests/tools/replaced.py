@@ -10,7 +10,7 @@ def replace_storage(engine: Engine, storage: Any) -> None:
     commits = engine.commits
     engine.storage = commits.storage = storage
     kept = (commits.identity, commits.branches)
-    for part in vars(commits).values():
+    for part in (*vars(commits).values(), commits.store.head_caches):
         if hasattr(part, "_storage") and part not in kept:
             part._storage = storage
     commits.staged.name_rule._storage = storage

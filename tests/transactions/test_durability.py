@@ -137,7 +137,7 @@ def test_pending_commits_above_a_lost_one_are_not_followed(pending, power_loss, 
 
 
 def test_nobody_builds_on_too_many_pending_commits(pending, monkeypatch):
-    monkeypatch.setattr("txstore.history.durability.MAX_PENDING", 2)
+    monkeypatch.setattr("txstore.history.branches_on_disk.MAX_PENDING", 2)
     repo = txstore.Repository(pending.url)
     storage = watch(repo)
     put(repo, "key")
@@ -177,7 +177,10 @@ def test_the_head_cache_calls_nothing_durable_that_is_not(open_repo: OpenRepo) -
     watch(repo).before["sync_directory"] = lambda path: seen.append(head_cache_of(repo))
     put(repo, "key")
     assert [(head_cache.version, head_cache.durable) for head_cache in seen] == [(1, False)]
-    assert (head_cache_of(repo).version, repo.engine.commits.head_caches.is_durable(head_cache_of(repo))) == (1, True)
+    assert (head_cache_of(repo).version, repo.engine.commits.store.head_caches.is_durable(head_cache_of(repo))) == (
+        1,
+        True,
+    )
     put(open_repo(durability="none"), "not synced")
     assert (head_cache_of(repo).version, head_cache_of(repo).durable) == (2, False)
 

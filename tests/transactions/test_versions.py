@@ -17,7 +17,7 @@ from tests.tools.faults import Watched, always, once, watch
 from txstore import CommitUnknownError, ConflictError, StaleArrayError, TransactionStateError
 from txstore.commit import Stored
 from txstore.format import names, records
-from txstore.history.heads import FileHeads
+from txstore.history.branches_on_disk import BranchesOnDisk
 from txstore.transactions import committer
 from txstore.transactions.participants.chains import Link
 from txstore.transactions.staged_keys import StagedKeys
@@ -115,7 +115,7 @@ def orphan(repo: txstore.Repository) -> Path:
     Path(repo.url, names.head_cache_path("main")).unlink()
     put(txstore.Repository(repo.url), "new parent")
     versions[1].write_bytes(content)
-    repo.engine.commits.heads._known.forget_all()  # power loss ends every process that knew of the lost ones
+    repo.engine.commits.store._known.forget_all()  # power loss ends every process that knew of the lost ones
     return versions[1]
 
 
@@ -193,14 +193,14 @@ def test_who_has_just_begun_looks_at_what_others_commit_in_its_turn_alone(
     mapping = repo.begin(isolation=isolation)
     mapping["key"] = b"1"
     put(open_repo(), key, b"other")
-    looked, find = [], FileHeads.find
+    looked, find = [], BranchesOnDisk.head
 
-    def look(heads: FileHeads, branch: str) -> Stored | None:
+    def look(heads: BranchesOnDisk, branch: str) -> Stored | None:
         looked.append(branch)
         return find(heads, branch)
 
     with monkeypatch.context() as patch:
-        patch.setattr(FileHeads, "find", look)
+        patch.setattr(BranchesOnDisk, "head", look)
         if key == "key":
             with pytest.raises(ConflictError):
                 mapping.commit()

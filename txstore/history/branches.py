@@ -60,7 +60,7 @@ class Branches(MutableMapping[str, Commit]):
         commits, header = self._commits, stored.header
         commits.branches.check_free(name)
         commits.tags.check_free(name)
-        commits.durability.ensure(stored)  # I1: the branch is
+        commits.store.ensure(stored)  # I1: the branch is
         commits.branches.create(name, stored.name)
         try:
             commits.tags.check_free(name)  # a process that makes a tag looks for branches after that

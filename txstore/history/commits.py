@@ -11,45 +11,20 @@ from __future__ import annotations
 from collections.abc import Callable
 
 from txstore.commit import MAIN, Stored
-from txstore.history.branch_names import BranchNames, OldestKept
-from txstore.history.chain import Chain
-from txstore.history.commit_files import CommitFiles
-from txstore.history.durability import Durability
-from txstore.history.heads import HeadCaches, Heads
-from txstore.history.identity import Identity
+from txstore.history.branch_store import BranchStore, Ground
 from txstore.history.kept_commits import KeptCommits, TagNames
 from txstore.history.staged_packs import StagingPlace
-from txstore.history.versions import VersionTaking
-from txstore.storage.interface import Storage
 
 
 class Commits:
     """The history of one repository."""
 
-    def __init__(
-        self,
-        storage: Storage,
-        identity: Identity,
-        branches: BranchNames,
-        files: CommitFiles,
-        oldest_kept: OldestKept,
-        chain: Chain,
-        heads: Heads,
-        versions: VersionTaking,
-        head_caches: HeadCaches,
-        durability: Durability,
-        staged: StagingPlace,
-    ) -> None:
-        self.storage = storage
-        self.identity = identity
-        self.branches = branches
-        self.files = files
-        self.oldest_kept = oldest_kept
-        self.chain = chain
-        self.heads, self.versions, self.head_caches = heads, versions, head_caches
-        self.durability, self.staged = durability, staged
-        self.tags = TagNames(storage, identity)
-        self.kept = KeptCommits(branches, self.tags, oldest_kept, chain, self.head)
+    def __init__(self, ground: Ground, store: BranchStore, staged: StagingPlace) -> None:
+        self.storage, self.identity, self.branches = ground.storage, ground.identity, ground.branches
+        self.files, self.oldest_kept, self.chain = ground.files, ground.oldest_kept, ground.chain
+        self.store, self.staged = store, staged
+        self.tags = TagNames(self.storage, self.identity)
+        self.kept = KeptCommits(self.branches, self.tags, self.oldest_kept, self.chain, store.head)
         self._warned_of = 0  # the time of the last commit from the future that a warning named
 
     @property
@@ -59,7 +34,7 @@ class Commits:
 
     def head(self, branch: str = MAIN) -> Stored | None:
         """Return the newest commit; for a branch without own commits, the one it starts at. None: no commit yet."""
-        return self.heads.find(branch)
+        return self.store.head(branch)
 
     def hold_kept(self, find: Callable[[], dict[str, int]], hold: Callable[[str, Stored], object]) -> dict[str, int]:
         """Pin the oldest kept commit of each branch. Return the oldest kept versions, which `find` looks up."""

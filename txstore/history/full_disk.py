@@ -26,7 +26,7 @@ class Spare:
     def delete_head_cache(self) -> None:
         """Free the space for one file. Raises `OSError`, `TxStoreError`."""
         self._durable_head()  # I1: only the head cache of a copy says that the copy was not synced
-        self._commits.head_caches.stop()  # else the next head cache would take the space
+        self._commits.store.head_caches.stop()  # else the next head cache would take the space
         self._has_head_cache = False
         self._commits.storage.delete(names.head_cache_path(self._branch))
 
@@ -46,7 +46,7 @@ class Spare:
             with contextlib.suppress(TxStoreError):
                 head = self._durable_head()
                 if head is not None:
-                    self._commits.head_caches.write_of_copy(head)
+                    self._commits.store.head_caches.write_of_copy(head)
 
     def _durable_head(self) -> Stored | None:
         """Make the newest commit of the branch durable (I1) and return it. None if the branch has no own commits.
@@ -56,5 +56,5 @@ class Spare:
         head = self._commits.head(self._branch)
         if head is None or head.header.branch != self._branch:
             return None
-        self._commits.durability.ensure_without_room(head)
+        self._commits.store.ensure_without_room(head)
         return head

@@ -15,26 +15,20 @@ from typing import Any, NamedTuple
 
 from fsspec.core import split_protocol
 
-from txstore.commit_queue.group_commits import GroupCommits
 from txstore.errors import RepositoryNotFoundError
 from txstore.format import names
-from txstore.history.branch_names import BranchNames, DurableVersions, OldestKept
+from txstore.history.branch_names import BranchNames, OldestKept
+from txstore.history.branch_store import Ground
+from txstore.history.branches_in_objects import BranchesInObjects
+from txstore.history.branches_on_disk import BranchesOnDisk
 from txstore.history.carried_commits import CarriedCommits
 from txstore.history.chain import Chain, Told
 from txstore.history.commit_files import CommitFiles
 from txstore.history.commits import Commits
-from txstore.history.creation_proof import CreationProof
-from txstore.history.decided_group_commits import DecidedCommits, WholeGroups
-from txstore.history.durability import DurableObjects, SyncedFiles
-from txstore.history.heads import FileHeadCaches, FileHeads, KnownHeads
 from txstore.history.identity import Identity
-from txstore.history.listings import Contention, Listings, Looks
 from txstore.history.object_head_caches import TAIL, ObjectHeadCaches
-from txstore.history.object_heads import ObjectHeads
-from txstore.history.object_versions import ExclusiveCreate
 from txstore.history.staged_packs import PacksInPlace, PacksInStaging
 from txstore.history.url_parameters import split_parameters
-from txstore.history.versions import RenameUnderLock
 from txstore.storage.file_systems import is_on_network
 from txstore.storage.foreign_files import Allowed
 from txstore.storage.interface import Storage
@@ -146,26 +140,17 @@ def open_storage(url: str | os.PathLike[str], access: Access = _PLAIN) -> Storag
 
 def open_commits(storage: Storage) -> Commits:
     """Return the history of the repository on a storage. The repository need not exist yet."""
-    return _commits_in_objects(storage) if isinstance(storage, RemoteStorage) else _commits_in_files(storage)
-
-
-def _commits_in_files(storage: Storage) -> Commits:
+    if isinstance(storage, RemoteStorage):
+        return _commits_in_objects(storage)
     identity = Identity(storage)
     branches = BranchNames(storage, identity)
-    files = CommitFiles(storage, identity, branches)
-    oldest_kept = OldestKept(storage, branches)
+    files, oldest_kept = CommitFiles(storage, identity, branches), OldestKept(storage, branches)
     chain = Chain(files, oldest_kept, branches, Told(files))
-    known, durable = KnownHeads(identity, branches), DurableVersions(branches)
-    head_caches = FileHeadCaches(storage, durable)
-    versions = RenameUnderLock(storage, files, oldest_kept, known)
-    heads = FileHeads(storage, branches, files, oldest_kept, head_caches, durable, known)
-    synced = SyncedFiles(storage, identity, branches, files, oldest_kept, chain, durable, head_caches)
-    staged = PacksInStaging(storage, identity)
-    return Commits(storage, identity, branches, files, oldest_kept, chain, heads, versions, head_caches, synced, staged)
+    ground = Ground(storage, identity, branches, files, oldest_kept, chain)
+    return Commits(ground, BranchesOnDisk(ground), PacksInStaging(storage, identity))
 
 
 def _commits_in_objects(storage: RemoteStorage) -> Commits:
-    makes_requests = storage.capabilities.makes_requests
     head_caches = ObjectHeadCaches(storage)
     identity = Identity(storage, head_caches.expect)
     branches = BranchNames(storage, identity)
@@ -173,45 +158,7 @@ def _commits_in_objects(storage: RemoteStorage) -> Commits:
     oldest_kept = OldestKept(storage, branches)
     carried = CarriedCommits(files, identity, branches, storage.cache)
     chain = Chain(files, oldest_kept, branches, carried)
-    known, looks, listings = KnownHeads(identity, branches), Looks(), Listings(storage.objects)
-    contention = Contention(listings)
-    decided = DecidedCommits(storage, files, listings, known)
-    proof = CreationProof(storage, listings, head_caches)
-    group_commits = GroupCommits(decided, storage.objects, storage.late_answers, proof.confirm, oldest_kept.is_above)
-    groups = WholeGroups(storage, files, listings, contention, group_commits)
-    heads = ObjectHeads(
-        storage,
-        branches,
-        files,
-        oldest_kept,
-        carried,
-        head_caches,
-        known,
-        looks,
-        listings,
-        contention,
-        decided,
-        groups,
-        proof,
-        makes_requests=makes_requests,
-    )
-    oldest_kept.head = heads.find
-    versions = ExclusiveCreate(
-        storage,
-        identity,
-        files,
-        oldest_kept,
-        head_caches,
-        known,
-        looks,
-        listings,
-        contention,
-        decided,
-        group_commits,
-        proof,
-        makes_requests=makes_requests,
-    )
-    durable, staged = DurableObjects(identity), PacksInPlace(storage, identity)
-    return Commits(
-        storage, identity, branches, files, oldest_kept, chain, heads, versions, head_caches, durable, staged
-    )
+    ground = Ground(storage, identity, branches, files, oldest_kept, chain)
+    store = BranchesInObjects(storage, ground, carried, head_caches)
+    oldest_kept.head = store.head
+    return Commits(ground, store, PacksInPlace(storage, identity))

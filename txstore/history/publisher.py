@@ -32,10 +32,10 @@ from txstore.errors import (
 from txstore.format import commitfile, encoding, names, packfile
 from txstore.format.commitfile import DataPack, Footer, Header, RunName, Section, Statistics
 from txstore.format.declarations import NOTHING_DECLARED, Declarations
+from txstore.history.branch_store import VersionTakenError
 from txstore.history.commits import Commits
 from txstore.history.find import first_since
 from txstore.history.snapshot import Snapshot
-from txstore.history.versions import VersionTakenError
 from txstore.segments.pack_writer import Staged, Writer
 from txstore.steps import step
 from txstore.storage.commit_lock import WARN_AFTER, this_user
@@ -275,7 +275,7 @@ class Publisher:
         # I1: the commit's name and the names of all its ancestors are durable before the commit is reported. Other
         # committers may commit meanwhile.
         if self.durable:
-            self.commits.durability.settle(stored)
+            self.commits.store.settle(stored)
         return stored
 
     def _make_header(self, plan: Plan, catch_up: Callable[[], Snapshot]) -> tuple[Stored, bool, Snapshot] | None:
@@ -290,7 +290,7 @@ class Publisher:
         contents = plan.contents(head)
         if contents is None:
             return None
-        if not contents.joins and self.commits.versions.is_crowded(self.branch) and self.writer.set_aside():
+        if not contents.joins and self.commits.store.is_crowded(self.branch) and self.writer.set_aside():
             raise LostPlaceError  # with so much to upload, it would lose the version
         return self._write_header(head.stored, contents), contents.joins, head
 
@@ -302,7 +302,7 @@ class Publisher:
         with contextlib.suppress(OSError, TxStoreError, struct.error):
             commit_id, version = _PLACE.unpack(said)
             ahead = self.commits.files.read_staged(commit_id, self.branch, version)
-            if ahead is not None and self.commits.durability.is_fit_parent(self.branch, ahead):
+            if ahead is not None and self.commits.store.is_fit_parent(self.branch, ahead):
                 return ahead
         queue.drain()  # this commit can't follow it: it may be on another branch
         return None
@@ -311,19 +311,19 @@ class Publisher:
         """Rename the file to its version: this makes the commit. Returns the commit. Raises `VersionTakenError`."""
         self.proposed = True
         try:
-            stored = self.commits.versions.take(self.writer.path, stored, joins=joins)
+            stored = self.commits.store.take(self.writer.path, stored, joins=joins)
         except (VersionTakenError, OSError):
             self.proposed = False  # the version was read back: it is free, or has another commit
             raise
         except BaseException:
             # I3: if the server may still execute the request, the files that the commit refers to must stay.
-            self.proposed = self.commits.versions.may_have_taken(stored)
+            self.proposed = self.commits.store.may_have_taken(stored)
             raise
         self._check_oldest_kept(stored)
-        if not self.commits.versions.keeps_out_others:  # else the lock keeps other processes from deleting the branch
+        if not self.commits.store.keeps_out_others:  # else the lock keeps other processes from deleting the branch
             self.commits.branches.check_living(self.branch)
         # With the head cache, other processes find the new head sooner.
-        self.commits.head_caches.write(stored, durable=False)
+        self.commits.store.head_caches.write(stored, durable=False)
         return stored
 
     def withdraw_packs(self) -> None:
@@ -339,11 +339,11 @@ class Publisher:
         A committer that slept during a vacuum may do that; its commit is then not part of the history. This runs before
         the head cache names the commit. A version that was never taken before is never below the oldest kept version.
         """
-        if not self.commits.versions.is_passed(stored):
+        if not self.commits.store.is_passed(stored):
             return
-        if self.commits.versions.keeps_out_others:
+        if self.commits.store.keeps_out_others:
             self.proposed = False
-            self.commits.versions.give_back(stored)
+            self.commits.store.give_back(stored)
         else:
             # Other commits may follow it, and a vacuum may have passed it only then. So it stays: they may need it.
             above = self.commits.files.read(self.branch, stored.header.version + 1)
@@ -364,9 +364,9 @@ class Publisher:
 
     def _prepare_parent(self, parent: Stored | None) -> None:
         """Make the parent durable, unless the syncs of the two committers already ensure that (I1)."""
-        if not self.commits.durability.is_fit_parent(self.branch, parent):
+        if not self.commits.store.is_fit_parent(self.branch, parent):
             try:
-                self.commits.durability.make(parent, self.branch)
+                self.commits.store.make_durable(parent, self.branch)
             except OSError as error:
                 raise SyncFailedError(error) from error
 
@@ -405,7 +405,7 @@ class Publisher:
             sections=sections,
             runs=contents.runs,
             packs=tuple([pack for pack, _ in self.packs]),
-            pending=self.commits.durability.pending(self.branch, parent) if self.durable else 0,
+            pending=self.commits.store.pending(self.branch, parent) if self.durable else 0,
             oldest_kept=max(oldest_kept, contents.oldest_kept),
             required=required,
             declared=declared,

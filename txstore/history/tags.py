@@ -51,7 +51,7 @@ class Tags(MutableMapping[str, Commit]):
         """Create a tag. Raises `FileExistsError`: a tag is written once; `ValueError` if a branch has the name."""
         commits, header = self._commits, stored.header
         self._check_no_branch(name)
-        commits.durability.make(stored)  # I1: the tag is
+        commits.store.make_durable(stored)  # I1: the tag is
         content = Tag(header.branch, header.version, header.id).encode()
         commits.storage.write_once(names.tag_path(check_name("tag", name)), content, durable=True)
         try:

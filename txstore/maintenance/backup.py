@@ -192,9 +192,9 @@ class _BackUp:
             if self._copier.files:
                 head_cache = names.head_cache_path(branch)
                 with contextlib.suppress(FileExistsError):
-                    content = copies.head_caches.of(made, durable=True).encode()
+                    content = copies.store.head_caches.of(made, durable=True).encode()
                     self.target.write_once(head_cache, content, durable=False, at_most=self._copier.at_most(head_cache))
-                copies.head_caches.write_of_copy(made)
+                copies.store.head_caches.write_of_copy(made)
         main = self._heads.get(MAIN)
         return Backup(
             self.target.url, -1 if main is None else main.header.version, "" if main is None else main.header.id.hex(),
@@ -289,7 +289,7 @@ class _BackUp:
             commits = open_commits(self.target)
             found = self._survey(commits, record)  # again: two records may concern one file
             scrub(self.target, found)
-            open_commits(self.target).head_caches.forget()  # before the record, which says that this is done
+            open_commits(self.target).store.head_caches.forget()  # before the record, which says that this is done
             for change in found.changes.values():
                 self.target.cache.forget(change.pack_id)
             write_record(self.target, record)

@@ -232,14 +232,14 @@ class _Repairer:
         """
         commits = open_commits(self.storage)
         try:
-            head_cache = commits.head_caches.read(branch)
+            head_cache = commits.store.head_caches.read(branch)
             there = commits.files.read(branch, head_cache.version)
         except (OSError, TxStoreError, MalformedError):
             return  # there is no head cache, or the commit is there and damaged
         lost = head_cache.commit_id
         if (there is not None and there.header.id == lost) or commits.oldest_kept.is_above(branch, head_cache.version):
             return
-        if commits.head_caches.is_durable(head_cache):
+        if commits.store.head_caches.is_durable(head_cache):
             told = f"commit {lost.hex()} was durable here and is lost: a rest of it may be in {names.QUARANTINE}/"
             self.lost.append(Fault(names.commit_path(branch, head_cache.version), told, part="missing"))
         self._files.move_away(names.head_cache_path(branch), f"moved away: it names commit {lost.hex()}, which is lost")
@@ -382,8 +382,10 @@ class _Repairer:
         for branch, head in heads.items():
             path = names.head_cache_path(branch)
             if any(fault.path == path and fault.part == "head cache" for fault in faults):
-                commits.durability.make(head, branch)
-                content = commits.head_caches.of(head, durable=True).encode() if head.header.branch == branch else b""
+                commits.store.make_durable(head, branch)
+                content = (
+                    commits.store.head_caches.of(head, durable=True).encode() if head.header.branch == branch else b""
+                )
                 self._files.write_small(path, content, "written anew")
 
 

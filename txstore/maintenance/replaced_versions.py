@@ -36,7 +36,7 @@ class _Occupant(NamedTuple):
 def were_taken_twice(storage: Storage) -> bool:
     """Tell whether a version of a living branch held several commits, by what the server still keeps."""
     commits, files = open_commits(storage), Replacer(storage)
-    if not commits.versions.may_be_taken_twice:
+    if not commits.store.may_be_taken_twice:
         return False
     return any(_Line(commits, files, branch).has_doubles() for branch in living_branches(commits))
 
@@ -48,7 +48,7 @@ def make_one_line(storage: Storage, files: Replacer, branch: str) -> list[Fault]
     Raises `OSError`, also if the server still does not create exclusively.
     """
     commits = open_commits(storage)
-    if not commits.versions.may_be_taken_twice:
+    if not commits.store.may_be_taken_twice:
         return []
     stops = [stop for stop in map(names.parse_stop, storage.list(names.commits_directory(branch))) if stop is not None]
     line = _Line(commits, files, branch, was_stopped=bool(stops))
@@ -188,11 +188,11 @@ class _Line:
     def _write_head_cache(self) -> None:
         commits = open_commits(self.storage)
         with contextlib.suppress(OSError, encoding.MalformedError):
-            self._named = commits.head_caches.read(self._branch)
+            self._named = commits.store.head_caches.read(self._branch)
         self.storage.delete(names.head_cache_path(self._branch))  # it may name a commit that has lost its place
         head = commits.head(self._branch)
         if head is not None and head.header.branch == self._branch:
-            commits.head_caches.write_of_copy(head)
+            commits.store.head_caches.write_of_copy(head)
 
     # --- lost commits
 

@@ -205,7 +205,7 @@ class _Vacuum:
     def _check_not_stopped(self) -> None:
         """Raise `OSError` if a commit may lack its version: a repair restores it, and needs its other files."""
         for branch in living_branches(self.commits):
-            self.commits.versions.check_not_stopped(branch)
+            self.commits.store.check_not_stopped(branch)
 
     def _is_committed(self, staged: str) -> bool:
         """Tell whether a file below `.staging/` is another name of a pack: its transaction died after its commit."""
@@ -279,7 +279,7 @@ class _Vacuum:
 
     def _make_durable(self, head: Stored) -> None:
         try:
-            self.commits.durability.make(head)
+            self.commits.store.make_durable(head)
         except OSError as error:
             raise SyncFailedError(error) from error  # I9: for lack of room, too
 
@@ -326,7 +326,7 @@ class _Vacuum:
         if not self.dry_run:
             self._check_not_stopped()  # another process may have stopped it since
             self.storage.sync_directory(names.TAGS)  # a tag that is gone must not come back
-            self.commits.versions.let_stand(doomed)
+            self.commits.store.let_stand(doomed)
             for i in range(0, len(doomed), self.storage.capabilities.deleted_together):
                 with contextlib.suppress(WrongFileTypeError):  # a directory of such a name: `verify` reports it
                     self.storage.delete(*doomed[i : i + self.storage.capabilities.deleted_together])

@@ -8,9 +8,9 @@ from functools import partial
 from txstore.commit import MAIN, Stored
 from txstore.errors import CorruptionError, TxStoreError
 from txstore.format import encoding, names
+from txstore.history.branch_store import check_not_lost
 from txstore.history.commits import Commits
 from txstore.history.erasures import RECHUNK, last_met
-from txstore.history.heads import check_not_lost
 from txstore.maintenance.commits_of_faults import Place
 from txstore.maintenance.report import Fault, Faults
 from txstore.storage.kept import FileReader
@@ -206,7 +206,7 @@ class HistoryCheck:
         """Report a damaged head cache, and a lost newest commit: a durable one that it names."""
         path = names.head_cache_path(branch)
         try:
-            head_cache = self._commits.head_caches.read(branch)
+            head_cache = self._commits.store.head_caches.read(branch)
         except FileNotFoundError:
             return
         except OSError as error:
@@ -217,7 +217,7 @@ class HistoryCheck:
             if any(content):  # all zeros: its writer was killed, or power was lost, before the write
                 self._faults.add(Fault(path, error.reason, part="head cache"))
             return
-        if not self._commits.head_caches.is_durable(head_cache):
+        if not self._commits.store.head_caches.is_durable(head_cache):
             return
         try:
             stored = self._commits.files.read(branch, head_cache.version)

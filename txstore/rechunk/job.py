@@ -484,7 +484,7 @@ class RechunkJob:
     def _turn(self) -> AbstractContextManager[object]:
         """Return the turn to commit, if the storage has one that all processes wait for: so nobody commits before."""
         commits = self._engine.commits
-        return commits.storage.lock(names.COMMIT_LOCK) if commits.versions.keeps_out_others else nullcontext()
+        return commits.storage.lock(names.COMMIT_LOCK) if commits.store.keeps_out_others else nullcontext()
 
     def _made(self) -> Commit | None:
         """Return the commit that has put the copy in its place, if the job has made it."""

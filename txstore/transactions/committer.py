@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import contextlib
 import time
 from collections.abc import Collection, Iterable, Iterator, Sequence
-from concurrent.futures import wait
+from concurrent.futures import Future, wait
 from typing import NamedTuple
 
 from txstore.commit import Stored
@@ -27,11 +28,13 @@ from txstore.history.commits import Commits
 from txstore.history.erasures import as_erasure
 from txstore.history.publisher import Contents, Publisher, SyncFailedError
 from txstore.history.snapshot import Snapshot, Snapshots
+from txstore.observing import carried
 from txstore.segments import compaction
 from txstore.segments import runs as index
 from txstore.segments.pack_writer import Staged
 from txstore.segments.replaced import read_records
 from txstore.steps import step
+from txstore.storage.request_threads import executor
 from txstore.transactions import conflicts
 from txstore.transactions.conflicts import Writes
 from txstore.transactions.held_locks import TransactionLocks
@@ -45,6 +48,8 @@ from txstore.transactions.view_after_commit import CommitOutcome
 
 #: Keep a list of up to this many staged keys for the conflict checks, because each check walks through all keys.
 _FEW = 1024
+#: Number of committers in one process that look for the head at the same time, each during its uploads.
+_LOOKS = 8
 #: Seconds in which other processes can hardly commit anything.
 _MOMENT = 0.05
 
@@ -134,7 +139,7 @@ class Committer:
 
     def _make_durable(self, stored: Stored) -> None:
         try:
-            self.commits.durability.ensure(stored)
+            self.commits.store.ensure(stored)
         except OSError as error:
             raise SyncFailedError(error) from error
 
@@ -164,8 +169,8 @@ class Committer:
 
         # 2. Look for conflicts with known commits, and for broken constraints, before other committers wait for this
         #    one. Skip this if the check is so short that they hardly wait.
-        if not self._is_fresh():
-            self.commits.versions.strategy.check_early(lambda: self._keep_constraints(self.catch_up()))
+        if self.commits.store.takes_turns and not self._is_fresh():
+            self._keep_constraints(self.catch_up())
 
         # 3. Sometimes compact runs of the head, if they are small compared with the data of this commit.
         self._append_merged_run(self.head)
@@ -177,12 +182,18 @@ class Committer:
     def _publish(self) -> Stored | None:
         # 4. Make large files durable, and look for the head meanwhile. Then, for each version that the publisher tries,
         #    `catch_up` moves to the head and `contents` gives the header's content, until the file takes a version.
-        strategy = self.commits.versions.strategy
-        looked = strategy.begin_look(lambda: self.commits.head(self.publisher.branch)) if self.own_run.packs else None
+        takes_turns = self.commits.store.takes_turns
+        looked = self._begin_look() if self.own_run.packs and not takes_turns else None
         self.publisher.prepare(self.head.stored)
         if looked is not None:
             wait([looked])  # on an error, `catch_up` meets and raises it again
-        return self.publisher.publish(self, self.follow if self._may_queue and strategy.queues else None)
+        return self.publisher.publish(self, self.follow if self._may_queue and takes_turns else None)
+
+    def _begin_look(self) -> Future[Stored | None] | None:
+        # These threads are separate from those for single requests: a look may wait for such requests.
+        with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads
+            return executor("look for the head", _LOOKS).submit(carried(self.commits.head), self.publisher.branch)
+        return None
 
     def _is_fresh(self) -> bool:
         """Tell whether other processes can hardly have committed since the base, and the conflict check is short."""
@@ -265,7 +276,7 @@ class Committer:
         if self.staging.other_parent is not None and checked.stored is not None:
             self._ancestry.reach(checked.stored)  # now, not when other committers wait for this one
         is_small, branch = self.publisher.end <= PROPOSED, self.publisher.branch
-        found = self.commits.heads.to_follow(branch) if is_small else self.commits.head(branch)
+        found = self.commits.store.to_follow(branch) if is_small else self.commits.head(branch)
         if found is None or (checked.stored is not None and found.header.id == checked.stored.header.id):
             self._derive(checked)
             return checked
@@ -414,7 +425,7 @@ class Committer:
             declared=kept,
             merged=other,
             reach={} if other is None or head.stored is None else self._ancestry.joined(head.stored, other),
-            joins=not kept and self.commits.versions.strategy.may_join(self._only_sets),
+            joins=not (kept or self.commits.store.takes_turns) and self._only_sets(),
         )
 
     def _only_sets(self) -> bool:

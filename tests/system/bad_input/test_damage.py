@@ -58,7 +58,7 @@ def written(tmp_path_factory) -> tuple[Path, list[Contents]]:
 def damaged(written, tmp_path) -> Path:
     shutil.copytree(written[0], tmp_path / "data.tx")
     commits = txstore.Repository(tmp_path / "data.tx").engine.commits
-    commits.head_caches.write(commits.head(), durable=True)  # the original's says nothing of a copy
+    commits.store.head_caches.write(commits.head(), durable=True)  # the original's says nothing of a copy
     return tmp_path / "data.tx"
 
 

@@ -169,7 +169,7 @@ def commit_and_hang(path, hanging) -> None:
         hanging.set()
         time.sleep(3600)
 
-    repo.engine.commits.head_caches.write = write_head_cache
+    repo.engine.commits.store.head_caches.write = write_head_cache
     with repo.transaction("hung") as store:
         store["a"] = b"2"
 

@@ -10,7 +10,7 @@ import txstore
 from tests.system.remote.proxy import Proxy
 from tests.tools.inside import finish_head_cache
 from tests.tools.waiting import wait_for_background_cleanup, wait_for_requests
-from txstore.history import listings, object_head_caches
+from txstore.history import branches_in_objects, object_head_caches
 from txstore.storage import kept, leases, remote
 
 pytestmark = pytest.mark.long
@@ -24,7 +24,7 @@ def open_repo(s3, proxy, monkeypatch) -> Callable[..., txstore.Repository]:
     monkeypatch.setattr(leases, "BEAT", 1000.0)  # no renewals, which would be counted
     # What was asked a moment ago is asked again after seconds, which this machine may take for a step.
     monkeypatch.setattr(object_head_caches, "STAYS", 1e9)
-    monkeypatch.setattr(listings, "TRUSTED", 1e9)
+    monkeypatch.setattr(branches_in_objects, "TRUSTED", 1e9)
     monkeypatch.setattr(remote, "CHECKED_EVERY", 1e9)
     through = s3.with_options(endpoint_url=proxy.url)
     url = through.url()

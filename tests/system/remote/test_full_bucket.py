@@ -47,7 +47,7 @@ class Bucket:
 
 @pytest.fixture
 def bucket(s3, proxy, monkeypatch) -> Iterator[Bucket]:
-    monkeypatch.setattr("txstore.history.object_versions._STANDS", -1.0)  # nobody is about to commit
+    monkeypatch.setattr("txstore.history.branches_in_objects._STANDS", -1.0)  # nobody is about to commit
     monkeypatch.setattr(remote, "CHECKED_EVERY", 1e9)  # a check would create the guard again, and take its room
     bucket = Bucket(s3, proxy)
     yield bucket

@@ -15,7 +15,7 @@ from tests.system.remote.proxy import Faults, Proxy
 from tests.tools.inside import stored_commit
 from tests.tools.workers import QUICK, Worker, ended
 from txstore.commit_queue import group_commits
-from txstore.history import decided_group_commits
+from txstore.history import branches_in_objects
 
 pytestmark = pytest.mark.long
 
@@ -25,7 +25,7 @@ WRITERS, KILLED = 6, 3
 
 def write(url: str, options: dict[str, object], writer: int, commits: int, acknowledged: str) -> None:
     """Make commits; a line of a file says of each that it was acknowledged."""
-    group_commits._PATIENCE_SECONDS = decided_group_commits._PATIENCE = 0.3
+    group_commits._PATIENCE_SECONDS = branches_in_objects._PATIENCE = 0.3
     repo = txstore.Repository(url, storage_options=options)
     with Path(acknowledged).open("ab", buffering=0) as told:
         for number in range(commits):

@@ -22,8 +22,8 @@ from tests.tools.faults import always
 from tests.tools.waiting import wait_until
 from tests.tools.workers import QUICK, Worker, ended
 from txstore.format import names
-from txstore.history import listings, object_head_caches
-from txstore.history.creation_proof import CreationProof
+from txstore.history import branches_in_objects, object_head_caches
+from txstore.history.branches_in_objects import CreationProof
 from txstore.maintenance import replacing, vacuum
 from txstore.storage import remote
 from txstore.storage.objects import client
@@ -96,7 +96,7 @@ def place(
 def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
     """A head that was seen, and a proof that the server gave, count however slow this machine is."""
     monkeypatch.setattr(object_head_caches, "STAYS", 1e9)
-    monkeypatch.setattr(listings, "TRUSTED", 1e9)
+    monkeypatch.setattr(branches_in_objects, "TRUSTED", 1e9)
     monkeypatch.setattr(remote, "CHECKED_EVERY", 1e9)
 
 
@@ -462,7 +462,7 @@ def test_a_commit_is_not_acknowledged_that_was_made_beside_a_stop(place, trustin
 
     def beside(*arguments: Any) -> None:
         create(*arguments)
-        repo.engine.commits.heads._listings.stopped.add("main")
+        repo.engine.commits.store._listings.stopped.add("main")
 
     monkeypatch.setattr(repo.engine.commits.storage.late_answers, "create", beside)
     with pytest.raises(txstore.CommitUnknownError, match=STOPPED):

@@ -72,7 +72,7 @@ def _begin(commits: Commits, record: TransactionRecord, name: str) -> SharedTran
     durable = record.durability == "fsync"
     if durable:
         # I1: a durable record refers to its base, so the base has to be durable, too.
-        commits.durability.make(None if record.base is None else commits.files.at(record.branch, record.base[0]))
+        commits.store.make_durable(None if record.base is None else commits.files.at(record.branch, record.base[0]))
     shared = SharedTransaction.publish(commits, record)
     try:
         commits.storage.write_once(names.named_path(name), record.id.hex().encode(), durable=durable)

@@ -198,7 +198,7 @@ class SharedTransaction:
                     self.storage.delete(names.data_pack_path(packfile.participants_pack(self.id, participant)))
                 return None
             if committed.header.synced:
-                self._commits.durability.make(committed)  # I1: before the packs that it was made from are deleted
+                self._commits.store.make_durable(committed)  # I1: before the packs that it was made from are deleted
         except BaseException:
             self.close()  # it stays sealed, and the next process recovers it
             raise

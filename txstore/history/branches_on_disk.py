@@ -1,48 +1,54 @@
-"""Finds the head of a branch: its newest commit. A head cache says where to look; only versions are authoritative."""
+"""The branches of a repository on a disk.
+
+A committer takes its turn under the commit lock, and renames its file into the next version: the rename replaces
+nothing. Files and their names are durable after they were synced. The head is found by following the head cache, then
+each taken version above it; without a cache, by listing all versions.
+"""
 
 from __future__ import annotations
 
+import contextlib
+import os
+from collections.abc import Collection
 from contextlib import suppress
-from typing import Protocol
 
-from txstore.commit import Stored
+from txstore.commit import MAIN, Stored
 from txstore.commit_queue.group_commits import decided
-from txstore.errors import CorruptionError
+from txstore.errors import CommitUnknownError, CorruptionError, TxStoreError, WrongFileTypeError
 from txstore.format import encoding, names, records
 from txstore.format.commitfile import Header
 from txstore.format.records import HeadCache
-from txstore.history.branch_names import BranchNames, DurableVersions, OldestKept
-from txstore.history.commit_files import CommitFiles
-from txstore.history.identity import Identity
-from txstore.storage.interface import Storage
+from txstore.history.branch_names import BranchNames
+from txstore.history.branch_store import Ground, KnownHeads, check_not_lost, put_in_version, read_back
+from txstore.steps import step
+from txstore.storage.capabilities import LockOf
+from txstore.storage.interface import Storage, paths_in
 
 #: Number of searches for the head, if a vacuum invalidates them each time.
 _SEARCHES = 20
+#: Commits that may follow one another before their directory is synced: as many as a search has to read, at most.
+MAX_PENDING = 64
 
 
-class HeadCaches(Protocol):
-    """The head caches of one repository, one for each branch."""
+class DurableVersions:
+    """For each branch, the highest version that is known to be durable with all versions below it."""
 
-    def read(self, branch: str) -> HeadCache:
-        """Return the head cache of a branch. Raises `OSError` or `MalformedError`."""
+    def __init__(self, branches: BranchNames) -> None:
+        self._branches = branches
+        self._versions: dict[str, int] = {}
+        self.copied: set[str] = set()  # branches of a copied repository, whose files were never synced
 
-    def is_durable(self, head_cache: HeadCache) -> bool:
-        """Tell whether a head cache was written for this directory, and says that its commit is durable."""
+    def version(self, branch: str) -> int:
+        """Return the highest version up to which a branch is known to be durable."""
+        known = self._versions.get(branch)
+        if known is None:  # the commit that it starts at was durable before the branch was made
+            fork = self._branches.fork(branch)
+            known = self._versions[branch] = -1 if fork is None else fork.version
+        return known
 
-    def of(self, stored: Stored, *, durable: bool) -> HeadCache:
-        """Return a head cache for a commit that is valid in this directory until the next boot."""
-
-    def write(self, stored: Stored, *, durable: bool) -> None:
-        """Write the head cache of a new commit. If this fails, the commit is valid all the same."""
-
-    def write_of_copy(self, stored: Stored) -> None:
-        """Write the head cache of a durable commit that a backup has copied."""
-
-    def stop(self) -> None:
-        """Wait until no earlier `write` is still running, and drop pending ones."""
-
-    def forget(self) -> None:
-        """Delete head caches that hold bytes of commit files, which the caller is about to replace."""
+    def reach(self, branch: str, version: int) -> None:
+        """Record that a branch is durable at least up to a version."""
+        self._versions[branch] = max(self.version(branch), version)
 
 
 class FileHeadCaches:
@@ -79,89 +85,25 @@ class FileHeadCaches:
         """Do nothing: these hold no bytes of commit files."""
 
 
-class Heads(Protocol):
-    """Finds the heads of the branches of one repository."""
+class BranchesOnDisk:
+    """The `BranchStore` of a file system."""
 
-    def find(self, branch: str) -> Stored | None:
-        """Return the newest commit; for a branch without own commits, the one it starts at. None: no commit yet."""
+    takes_turns = True
+    may_be_taken_twice = False
 
-    def to_follow(self, branch: str) -> Stored | None:
-        """Return the newest commit, or the one that was the newest a moment ago.
+    def __init__(self, ground: Ground) -> None:
+        self._storage, self._identity, self._branches = ground.storage, ground.identity, ground.branches
+        self._files, self._oldest_kept, self._chain = ground.files, ground.oldest_kept, ground.chain
+        self._known, self._durable = KnownHeads(ground.identity, ground.branches), DurableVersions(ground.branches)
+        self.keeps_out_others = self._storage.capabilities.lock_of is LockOf.ALL_PROCESSES
+        self.head_caches = FileHeadCaches(self._storage, self._durable)
 
-        A committer that follows an old one loses the version, and looks again.
-        """
-
-
-class KnownHeads:
-    """The last head of each branch that this process has found. It must not be missing later (I4)."""
-
-    def __init__(self, identity: Identity, branches: BranchNames) -> None:
-        self._identity = identity
-        self._branches = branches
-        self._newest: dict[str, Stored] = {}
-
-    def of(self, branch: str) -> Stored | None:
-        return self._newest.get(branch)
-
-    def note(self, branch: str, found: Stored) -> None:
-        self._newest[branch] = found
-
-    def note_newer(self, branch: str, found: Stored) -> None:
-        """Record a head, unless another thread has found a newer one since."""
-        there = self._newest.get(branch)
-        if there is None or there.header.version < found.header.version:
-            self._newest[branch] = found
-
-    def forget(self, branch: str) -> None:
-        self._newest.pop(branch, None)
-
-    def forget_all(self) -> None:
-        self._newest.clear()
-
-    def check(self, branch: str, newest: Stored | None, found: Stored | None) -> None:
-        """Raise `CorruptionError` if the found head is missing, or older than the one that was known before."""
-        if found is None:
-            self._identity.check_there()
-        if newest is not None and (found is None or found.header.version < newest.header.version):
-            self._branches.check_living(branch)
-            # I4: a commit that existed is lost, not merely missing.
-            reason = f"version {newest.header.version} was there and is gone: the repository was deleted or replaced"
-            raise CorruptionError(names.commits_directory(branch), reason=reason)
-
-
-def check_not_lost(branches: BranchNames, oldest_kept: OldestKept, branch: str, head_cache: HeadCache) -> None:
-    """Raise `CorruptionError` for a commit that a head cache names and that is gone, unless it has expired (I4)."""
-    if not oldest_kept.is_above(branch, head_cache.version):
-        branches.check_living(branch)
-        reason = f"commit {head_cache.commit_id.hex()} was durable in this version and is not there"
-        raise CorruptionError(names.commit_path(branch, head_cache.version), reason=reason)
-
-
-class FileHeads:
-    """Heads on a disk: follows the head cache, then each taken version above. Without a cache, lists all versions."""
-
-    def __init__(
-        self,
-        storage: Storage,
-        branches: BranchNames,
-        files: CommitFiles,
-        oldest_kept: OldestKept,
-        head_caches: FileHeadCaches,
-        durable: DurableVersions,
-        known: KnownHeads,
-    ) -> None:
-        self._storage = storage
-        self._branches = branches
-        self._files = files
-        self._oldest_kept = oldest_kept
-        self._head_caches = head_caches
-        self._durable = durable
-        self._known = known
+    # --- the head: only versions are authoritative
 
     def to_follow(self, branch: str) -> Stored | None:
-        return self.find(branch)
+        return self.head(branch)
 
-    def find(self, branch: str) -> Stored | None:
+    def head(self, branch: str) -> Stored | None:
         newest = self._known.of(branch)
         found = (
             self._follow_head_cache(branch, newest) or self._search(branch, newest) or self._files.fork_point(branch)
@@ -193,7 +135,7 @@ class FileHeads:
 
     def _follow_head_cache(self, branch: str, newest: Stored | None) -> Stored | None:
         try:
-            head_cache = self._head_caches.read(branch)
+            head_cache = self.head_caches.read(branch)
         except (OSError, encoding.MalformedError):
             return None  # it is only a cache: the versions decide
         is_durable = head_cache.durable
@@ -219,7 +161,7 @@ class FileHeads:
             is_durable
             and found is not None
             and head_cache.version > self._durable.version(branch)
-            and self._head_caches.is_durable(head_cache)
+            and self.head_caches.is_durable(head_cache)
         ):
             self._durable.reach(branch, head_cache.version)
         return found
@@ -330,6 +272,154 @@ class FileHeads:
         # On a network, the client asks the server for a list: it may still believe that there is no such file.
         if missing < vouched and missing not in self._files.versions(header.branch):
             raise _missing_below(header.branch, header.version)
+
+    # --- taking a version
+
+    def take(self, source: str, stored: Stored, *, joins: bool = False) -> Stored:
+        put_in_version(self._storage, source, stored, self)
+        self._known.note(stored.header.branch, stored)
+        return stored
+
+    def read_back(self, header: Header, error: OSError) -> Stored | None:
+        return read_back(self._storage, self._files, header, error)
+
+    def not_taken(self, header: Header, error: OSError) -> Exception:
+        return error
+
+    def move_aside(self, orphan: Stored) -> None:
+        header = orphan.header
+        aside = names.orphan_path(header.branch, header.version, header.id)
+        try:
+            self._storage.rename_noreplace(orphan.path, aside)
+        except (FileExistsError, FileNotFoundError):
+            there = self._files.read(header.branch, header.version)
+            if there is not None and there.header.id == header.id:
+                # A crash between link and unlink left both names. The lock keeps the version as it was just read.
+                self._storage.rename_noreplace(orphan.path, f"{aside}-{os.urandom(4).hex()}")
+
+    def may_have_taken(self, stored: Stored) -> bool:
+        try:
+            there = self._files.read(stored.header.branch, stored.header.version)
+        except (OSError, TxStoreError):
+            return True
+        return there is not None and there.header.id == stored.header.id
+
+    def give_back(self, stored: Stored) -> None:
+        self._known.forget(stored.header.branch)
+        self._storage.delete(stored.path)
+
+    def is_passed(self, stored: Stored) -> bool:
+        return self._oldest_kept.is_above(stored.header.branch, stored.header.decided_in)
+
+    def is_crowded(self, branch: str) -> bool:
+        return False
+
+    def let_stand(self, paths: Collection[str]) -> None:
+        """Do nothing: the commit lock keeps committers out."""
+
+    def check_not_stopped(self, branch: str) -> None:
+        """Do nothing: a rename gives a version to one commit only."""
+
+    # --- what is durable
+
+    def pending(self, branch: str, parent: Stored | None) -> int:
+        """Return the number of commits of a branch, from `parent` downward, that are not known to be durable."""
+        if parent is None or parent.header.branch != branch:
+            return 0
+        header = parent.header
+        vouched = header.version - header.pending - 1 if header.synced else -1
+        return max(0, header.version - max(vouched, self._durable.version(branch)))
+
+    def is_fit_parent(self, branch: str, parent: Stored | None) -> bool:
+        """Tell whether a durable commit may follow `parent` without `make_durable` (I1).
+
+        Names may be pending: the sync of the directory makes the new name durable, and all older ones. The first commit
+        of a branch makes the name of the directory durable.
+        """
+        if branch in self._durable.copied or parent is None or parent.header.branch != branch:
+            return False
+        pending = self.pending(branch, parent)
+        return not pending or (parent.header.synced and pending <= MAX_PENDING)
+
+    def ensure(self, stored: Stored) -> None:
+        """Make a commit and all its ancestors durable, unless they are known to be. Raises `OSError`."""
+        if stored.header.branch in self._durable.copied or stored.header.version > self._durable.version(
+            stored.header.branch
+        ):
+            self.make_durable(stored)
+
+    def ensure_without_room(self, stored: Stored) -> None:
+        """Do as `ensure`, on a disk that may be full."""
+        self.ensure(stored)
+
+    @step("make durable")
+    def make_durable(self, newest: Stored | None, branch: str | None = None) -> None:
+        """Make a commit, all its ancestors and the repository itself durable, unless they are known to be (I1).
+
+        This syncs commits made with `durability="none"` file by file, down to the first durable commit: its committer
+        has done the same for its ancestors. `branch`: the branch of the next commit. Raises `OSError`.
+        """
+        branch = branch or (MAIN if newest is None else newest.header.branch)
+        self._identity.create(durable=True)  # in a copy, empty directories may be missing
+        self._identity.make_durable()
+        if self._durable.copied:
+            self._sync_all()
+        for stored in self._chain.ancestors(newest):
+            if stored.header.synced or stored.header.version <= self._durable.version(stored.header.branch):
+                break
+            try:
+                self._sync_files(stored)
+            except FileNotFoundError:
+                if not self._oldest_kept.is_above(stored.header.branch, stored.header.version):
+                    raise
+                break  # a vacuum has deleted it, and a vacuum is durable
+        for each in dict.fromkeys([branch, branch if newest is None else newest.header.branch]):
+            self._storage.sync_directory(names.commits_directory(each))
+        self._durable.copied.clear()
+        if newest is not None:
+            self._durable.reach(newest.header.branch, newest.header.version)
+
+    @step("sync copy")
+    def _sync_all(self) -> None:
+        of_commits = map(names.commits_directory, self._files.branch_directories())
+        of_branches = [names.BRANCHES] if self._branches.files() else []
+        of_records = [each for each in (names.ERASED, names.OPERATIONS) if paths_in(self._storage, each)]
+        of_packs = paths_in(self._storage, names.PACKS)
+        for directory in [*of_packs, names.TAGS, *of_branches, *of_commits, *of_records]:
+            with contextlib.suppress(WrongFileTypeError):  # no directory, so no file of ours is in it
+                for path in paths_in(self._storage, directory):
+                    with contextlib.suppress(FileNotFoundError):  # a vacuum has just deleted it
+                        self._storage.sync_file(path)
+                self._storage.sync_directory(directory)
+        self._storage.sync_directory(names.PACKS)
+
+    @step("sync commit")
+    def _sync_files(self, stored: Stored) -> None:
+        packs = [pack.name for pack in stored.header.packs]
+        for pack in packs:
+            self._storage.sync_file(pack.path)
+        for directory in sorted({names.data_pack_directory(pack.id) for pack in packs}):
+            self._storage.sync_directory(directory)
+        if packs:
+            self._storage.sync_directory(names.PACKS)
+        self._storage.sync_file(stored.path)
+
+    @step("settle commit")
+    def settle(self, stored: Stored) -> None:
+        """Make the new name of a commit durable, and so the names of all its ancestors (I1).
+
+        Raises `CommitUnknownError` (I3).
+        """
+        branch = stored.header.branch
+        try:
+            self._storage.sync_directory(names.commits_directory(branch))
+        except OSError as error:
+            raise CommitUnknownError(stored.header.id.hex(), reason="syncing the directory failed") from error
+        self._durable.reach(branch, stored.header.version)
+        with contextlib.suppress(OSError, encoding.MalformedError):
+            # else it names a later commit already
+            if self.head_caches.read(branch).commit_id == stored.header.id:
+                self.head_caches.write(stored, durable=True)
 
 
 def _missing_below(branch: str, version: int) -> CorruptionError:
