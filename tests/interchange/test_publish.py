@@ -47,8 +47,11 @@ def append(repo: txstore.Repository, length: int = 5) -> None:
         zarr.open_array(store, path="x").append(np.arange(length))
 
 
+@pytest.mark.parametrize("freezes", [0, 1, 2])
 @pytest.mark.parametrize("branch", ["main", "dev"])
-def test_what_was_erased_without_a_commit_on_the_branch(repo: txstore.Repository, copy: Path, branch: str) -> None:
+def test_what_was_erased_without_a_commit_on_the_branch(
+    repo: txstore.Repository, copy: Path, branch: str, freezes: int
+) -> None:
     """Rows whose label is another one now: the key is as old as before, and its value is another one."""
     values = [2**60 + 1, 2**60 + 2, 2**60 + 3, 2**60 + 4]
     with repo.transaction() as store:
@@ -60,7 +63,11 @@ def test_what_was_erased_without_a_commit_on_the_branch(repo: txstore.Repository
         zarr.open_array(store, path="x")[1] = 21
     del store
     gc.collect()
+    if freezes == 1:  # the copy is of the commit that is the newest ever since
+        repo.freeze("published", branch=branch)
     repo.publish(copy, branch=branch)
+    if freezes == 2:
+        repo.freeze("published", branch=branch)
     repo.erase("v", {"x": 20})
     gc.collect()
     repo.publish(copy, branch=branch)

@@ -682,6 +682,22 @@ def test_what_a_commit_has_shown_that_has_expired(repo: txstore.Repository, grow
     assert repo.erase("v", {"p": 17}).commit is None
 
 
+def test_a_value_whose_labels_were_exchanged(repo: txstore.Repository) -> None:
+    """The commit that overwrites the rows carries none on that this value had under the label in another commit."""
+    values = secret(4)
+    with repo.transaction() as store:
+        array_of(store, "p", np.arange(4), ["p"], (4,))
+        array_of(store, "v", values, ["p"], (4,))
+    with repo.transaction("exchanged") as store:
+        zarr.open_array(store, path="p")[:] = [0, 2, 1, 3]
+    del store
+    repo.erase("v", {"p": 1}, timeout=5)
+    for commit in repo.log():
+        found = zarr.open_array(repo.snapshot(at=commit.version), path="v", mode="r")[:]
+        assert np.array_equal(found, [values[0], 0, 0, values[3]]), commit
+    assert not leaks(repo.url, values[1].tobytes(), values[2].tobytes())
+
+
 def test_what_only_a_deleted_branch_has_shown(repo: txstore.Repository) -> None:
     """No kept commit says that the array was longer once, and none of main has expired."""
     with repo.transaction() as store:

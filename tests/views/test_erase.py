@@ -9,6 +9,7 @@ import pytest
 import zarr
 
 import txstore
+from tests.tools.faults import watch
 from txstore.views import Coarsen
 
 
@@ -72,3 +73,32 @@ def test_a_view_that_is_declared_while_the_erasure_waits(repo: txstore.Repositor
     thread.join()
     assert "drop the view" in str(*failed)
     assert zarr.open_array(repo.snapshot(), path="v", mode="r")[2] == 12
+
+
+@pytest.mark.parametrize("when", ["commit", "follow"])
+@pytest.mark.parametrize("rows", [[], [{"x": 2}]])
+def test_a_view_that_is_declared_just_before_the_first_commit_of_an_erasure(
+    repo: txstore.Repository, rows: list[dict[str, int]], when: str
+) -> None:
+    with repo.transaction() as store:
+        for name, data in (("x", np.arange(4)), ("v", np.arange(4) + 10)):
+            zarr.create_array(store, name=name, data=data, dimension_names=["x"])
+    del store
+    erasing = txstore.Repository(repo.url)
+    watched = watch(erasing)
+
+    def declare(*_: object) -> None:
+        watched.before.clear()
+        watched.calls.clear()  # they name the transaction, which pins what it is based on
+        repo.views["half"] = Coarsen("v", "levels/{level}/v", (2,), when=when)
+        if when == "follow":
+            repo.views["half"].update()
+
+    watched.before["lock"] = declare
+    with pytest.raises((txstore.ErasureError, txstore.ViewError), match="drop the view"):
+        erasing.erase("v", *rows, timeout=5)
+    watched.calls.clear()
+    del repo.views["half"]
+    repo.erase("levels", timeout=5)
+    repo.erase("v", *rows, timeout=5)
+    assert not [each for each in repo.erasures() if each.finished is None]

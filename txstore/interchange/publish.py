@@ -34,6 +34,7 @@ from txstore.interchange.destinations import (
 )
 from txstore.interchange.published_state import STATE, Mark, State, witnesses_of
 from txstore.progress import Progress
+from txstore.segments.replaced import read_records
 from txstore.segments.runs import Found, Listed
 
 if TYPE_CHECKING:
@@ -156,6 +157,8 @@ class _Publication:
         self._state = self._found_state(full)
         finished = self._state.finished
         if finished is not None and finished.is_of(self._commit) and not self._state.attempts:
+            self._copy_replaced()
+            self._target.sync()
             return self._report()
         before = self._state
         documents = documents_of(self._snapshot)
@@ -274,7 +277,17 @@ class _Publication:
 
     # --- copying
 
+    def _copy_replaced(self) -> None:
+        """Copy what an erasure of rows has replaced, and no commit has written since: that of a frozen branch."""
+        for record in read_records(self._repo.engine.storage):
+            paths = () if record.table is None else record.paths
+            for key in (key for path in paths for key in self._snapshot.keys_below(path)):
+                found = self._snapshot.lookup(key)
+                if found is not None and found.is_replaced:
+                    self._copy(key, compare=True)
+
     def _write_chunks(self) -> None:
+        self._copy_replaced()
         passed = total = unsaved = 0
         if self._progress is not None:
             total = sum(length for _, length in self._new_chunks())
@@ -293,11 +306,11 @@ class _Publication:
                     self._save(self._state.advance(batch[-1][0]))
                     unsaved = 0
 
-    def _copy(self, key: str) -> None:
+    def _copy(self, key: str, *, compare: bool = False) -> None:
         view = self._snapshot.get_view(key)
         if view is None:
             raise CorruptionError(self._snapshot.url, key=key, reason="a key that was listed is not found")
-        self._put(key, view)
+        self._put(key, view, compare=compare)
 
     def _write_documents(self, documents: Mapping[str, bytes]) -> list[str]:
         """Write the changed documents, except those of arrays that shrink, which are returned."""
@@ -313,10 +326,10 @@ class _Publication:
                 self._put(key, content)
         return later
 
-    def _put(self, key: str, content: bytes | memoryview) -> None:
+    def _put(self, key: str, content: bytes | memoryview, *, compare: bool = False) -> None:
         """Write one file, unless the copy is known to have it."""
         try:
-            is_written = put(self._target, key, content, compare=self._compares, verify=self._verify)
+            is_written = put(self._target, key, content, compare=compare or self._compares, verify=self._verify)
         except (NotADirectoryError, FileExistsError, IsADirectoryError):
             self._clear_the_way(key)
             is_written = put(self._target, key, content, compare=False, verify=self._verify)

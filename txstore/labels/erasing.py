@@ -7,7 +7,7 @@ values there, and are encoded anew by the codecs of the array, as that commit de
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from txstore.codecs.chunk_codec import NotMergeableError
@@ -19,7 +19,7 @@ from txstore.format.keys import directory_prefix
 from txstore.format.records import ErasureRecord
 from txstore.history.snapshot import Snapshot
 from txstore.labels.choosing import Choice
-from txstore.labels.rows_in_history import RowsInHistory, StoredValue
+from txstore.labels.rows_in_history import Address, RowsInHistory, StoredValue
 from txstore.labels.rows_of_array import ArrayAt, ArrayRows, Boxes
 from txstore.maintenance.erase import is_below
 from txstore.maintenance.reachable import living_branches
@@ -54,6 +54,8 @@ class ErasedRows:
         self._rows = ArrayRows(self._choices)
         self._packs = open_packs(engine.storage)
         self._prefixes, self._keeps_labels = self._given, not labels
+        #: By where a value lies: its rows by the coordinates of all commits that have it.
+        self._boxes: dict[Address, Collection[Boxes]] = {}
         self._found: RowsInHistory | None = self._look()
         for path in self._given:
             if not self._found.is_below(path):
@@ -90,6 +92,7 @@ class ErasedRows:
 
     def _check(self, found: RowsInHistory) -> bool:
         found.check()
+        self._boxes = {place: value.boxes.values() for value in found.values.values() for place in value.places}
         # Each is encoded, though one would answer: what can't be is to be known before anything is changed.
         return sum(after.value is not None for after in self._values(found)) > 0
 
@@ -142,7 +145,10 @@ class ErasedRows:
             for key, boxes in array.boxes.items():
                 found = snapshot.lookup(key)
                 stored = None if found is None else snapshot.get_view(key)
-                if stored is not None and (new := _filled(array, key, stored, [boxes])) is not None:
+                if found is None or stored is None:
+                    continue
+                place = snapshot.runs.pack_name(found.run, found.pack), found.offset
+                if (new := _filled(array, key, stored, [boxes, *self._boxes.get(place, ())])) is not None:
                     yield key, new
 
 

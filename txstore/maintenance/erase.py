@@ -506,6 +506,7 @@ class _Erasing:
             # An optimize that we waited for may have committed copies. So the erased range ends only here.
             deleted, until = self._deleted, self._delete_everywhere()
             if self._deleted == deleted:
+                self._check_views()  # one may have been declared on what the last commits had
                 return until
 
     def _delete_everywhere(self) -> dict[str, int]:
