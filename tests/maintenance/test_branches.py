@@ -15,8 +15,8 @@ import txstore
 from tests.history.test_branches import branch_id, commit, on
 from tests.tools.faults import once, watch
 from tests.tools.members import join_in_this_process
+from tests.tools.steps import BeforeEach, status_of
 from tests.tools.steps import forked as child_of
-from tests.tools.steps import status_of
 from tests.tools.upkeep import tree
 from txstore.errors import CommitNotFoundError, CorruptionError, SnapshotExpiredError
 from txstore.history.branch_names import OldestKept
@@ -186,7 +186,7 @@ def test_a_vacuum_at_every_step_of_a_fork(open_repo, tmp_path):
             if count == step + 1:
                 rival.vacuum(keep=1)
 
-        calls.before = _Each(each)
+        calls.before = BeforeEach(each)
         try:
             repo.branches["late"] = old
         except SnapshotExpiredError:
@@ -200,15 +200,6 @@ def test_a_vacuum_at_every_step_of_a_fork(open_repo, tmp_path):
             assert on(txstore.Repository(repo.url), "late") == {"a": b"1"}
         step += 1
     assert seen == {"made", "refused"}
-
-
-class _Each(dict):
-    def __init__(self, hook: object) -> None:
-        super().__init__()
-        self._hook = hook
-
-    def get(self, name: str, default: object = None) -> object:
-        return self._hook
 
 
 def write_beside(repo: txstore.Repository, branch: str, value: bytes) -> None:

@@ -13,8 +13,9 @@ import pytest
 import zarr
 
 import txstore
-from tests.tools.faults import Hook, once, watch
+from tests.tools.faults import once, watch
 from tests.tools.inside import staged
+from tests.tools.steps import BeforeEach
 from tests.tools.upkeep import content, put, rewrite, tree
 from txstore.errors import CommitNotFoundError, CorruptionError, SnapshotExpiredError
 from txstore.storage import local as storages
@@ -62,7 +63,7 @@ class Steps:
         shutil.rmtree(self._folder / name)
 
     def watch(self, repo: txstore.Repository) -> None:
-        watch(repo).before = _Each(self.before_each)
+        watch(repo).before = BeforeEach(self.before_each)
 
     def end(self) -> None:
         self._is_over = True
@@ -72,15 +73,6 @@ class Steps:
             self.count += 1
             if self.count == self.step + 1:
                 self.act()
-
-
-class _Each(dict[str, Hook]):
-    def __init__(self, hook: Hook) -> None:
-        super().__init__()
-        self._hook = hook
-
-    def get(self, name: str, default: object = None) -> Hook:
-        return self._hook
 
 
 @pytest.fixture

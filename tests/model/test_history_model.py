@@ -3,6 +3,7 @@
 The model of a merge is three dicts: what it says of nodes and of elements is written anew here, in a few lines.
 """
 
+import gc
 import json
 import os
 import tempfile
@@ -10,7 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import count
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import pytest
 from hypothesis import settings
@@ -18,10 +19,12 @@ from hypothesis import strategies as st
 from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, initialize, multiple, rule
 
 import txstore
-from tests.tools.inside import branch_id
+from tests.tools.inside import branch_id, staged
+from tests.tools.upkeep import tree
 from txstore.errors import (
     CommitNotFoundError,
     ConflictError,
+    ErasedError,
     MergeConflictError,
     NoCommonAncestorError,
     SnapshotExpiredError,
@@ -233,6 +236,7 @@ class History(RuleBasedStateMachine):
     readers = Bundle("readers")
     open_ones = Bundle("open_ones")
     pins_are_seen = True
+    options: ClassVar[dict[str, Any]] = {"durability": "none"}
 
     def url_of(self, folder: str) -> str:
         return str(Path(folder, "data.tx"))
@@ -241,7 +245,8 @@ class History(RuleBasedStateMachine):
     def begin(self) -> None:
         self.folder = tempfile.TemporaryDirectory()
         self.url = self.url_of(self.folder.name)
-        self.repo = txstore.Repository(self.url, durability="none")
+        self.repo = self.open()
+        self.reading: dict[int, tuple[Any, Made]] = {}
         self.numbers = count()
         self.made: dict[str, Made] = {}
         self.ids = {"main": "main"}  # of branches, by name
@@ -255,13 +260,23 @@ class History(RuleBasedStateMachine):
             step(self.repo, tx, content, [], "put", 2, 1, 1)
         self.note("main", content)
 
+    def open(self) -> txstore.Repository:
+        return txstore.Repository(self.url, **self.options)
+
     def teardown(self) -> None:
         if hasattr(self, "repo"):
-            for transaction in self.opened:
-                transaction.rollback()
+            self.leave()
             self.check()
+            assert staged(self.repo) == []
             assert self.repo.verify().faults == []
             self.folder.cleanup()
+
+    def leave(self) -> None:
+        """End all transactions and readers."""
+        while self.opened:
+            self.opened.pop().rollback()
+        self.reading.clear()
+        gc.collect()
 
     def note(self, name: str, content: Content | None = None) -> Made | None:
         """Note the commits that a branch has been given: one of this content, if it is given, and those of upkeep."""
@@ -355,6 +370,8 @@ class History(RuleBasedStateMachine):
     @rule(opened=consumes(open_ones))
     def end_transaction(self, opened: Any) -> None:
         tx, branch, base, content = opened
+        if tx not in self.opened:  # it was ended with all others
+            return
         self.opened.remove(tx)
         names = [name for name, each in self.ids.items() if each == branch]
         if self.pins_are_seen:
@@ -362,7 +379,7 @@ class History(RuleBasedStateMachine):
         head = self.made[self.heads[branch]]
         try:
             tx.commit()
-        except (ConflictError, CommitNotFoundError, SnapshotExpiredError) as error:
+        except (ConflictError, CommitNotFoundError, SnapshotExpiredError, ErasedError) as error:
             tx.rollback()
             if isinstance(error, CommitNotFoundError):
                 assert not names
@@ -495,19 +512,30 @@ class History(RuleBasedStateMachine):
         name = self.name(on)
         self.repo.optimize(branch=name)
         self.note(name)
+        if self.pins_are_seen:
+            assert self.repo.optimize(branch=name) is None
 
     @rule(on=st.integers(0, 5), keep=st.none() | st.integers(1, 5), dry_run=st.booleans())
     def vacuum(self, on: int, keep: int | None, dry_run: bool) -> None:
         name = self.name(on)
-        report = self.repo.vacuum(keep=keep, branch=name, dry_run=dry_run)
+        told, before = self.repo.vacuum(keep=keep, branch=name, dry_run=True), tree(self.repo)
+        assert self.repo.vacuum(keep=keep, branch=name, dry_run=True) == told
+        assert tree(self.repo) == before
+        if dry_run:
+            return
+        done = self.repo.vacuum(keep=keep, branch=name)
         self.note(name)
-        if not dry_run:
-            self.oldest_kept_versions[self.ids[name]] = report.oldest_kept
-            self.check()
+        self.oldest_kept_versions[self.ids[name]] = done.oldest_kept
+        if self.pins_are_seen:
+            assert (done.oldest_kept, done.expired) == (told.oldest_kept, told.expired)
+            gone = before.keys() - tree(self.repo).keys()
+            assert (len(gone), sum(before[path] for path in gone)) == (done.files, done.bytes)
+            assert self.repo.vacuum(branch=name).files == 0
+        self.check()
 
     @rule()
     def reopen(self) -> None:
-        self.repo = txstore.Repository(self.url, durability="none")
+        self.repo = self.open()
         self.check()
 
     @rule(target=readers, at=st.integers(0, 30))
@@ -519,15 +547,18 @@ class History(RuleBasedStateMachine):
             assert not self.is_kept(made)
             return multiple()
         self.compare(reader, made.content)
-        return reader, made
+        self.reading[number := next(self.numbers)] = reader, made
+        return number
 
-    @rule(reader=consumes(readers))
-    def look(self, reader: Any) -> None:
-        try:
-            self.compare(reader[0], reader[1].content)
-        except SnapshotExpiredError:
-            assert not self.pins_are_seen
-            assert not self.is_kept(reader[1])
+    @rule(number=consumes(readers))
+    def look(self, number: int) -> None:
+        if number in self.reading:  # else it was ended with all others
+            reader, made = self.reading.pop(number)
+            try:
+                self.compare(reader, made.content)
+            except SnapshotExpiredError:
+                assert not self.pins_are_seen
+                assert not self.is_kept(made)
 
 
 _addresses: Iterator[int] = count()
