@@ -76,55 +76,33 @@ define bare-environment
 	$(1)/bin/python -m pip install --quiet --quiet --no-build-isolation $(3)
 endef
 
-.PHONY: help docs docs-links hostile dist ceph environment environment-docs environment-zarr2 environment-torch environment-lowest clients clients-published clients-lock client-groups environment-engines test test-full test-all test-zarr2 test-lowest test-engines test-zarr-suite test-torch test-tensorflow test-plain check format demo bench bench-published bench-keys bench-processes bench-remote simulate-commits simulate-keys walks bench-peers bench-peers-published torture histories labels erasures views merges threads tiles fuzz crash reliability sanitize pythons clean bench-page page-pictures bench-serve read-js bench-reader-js feeds
+.PHONY: help test test-full test-on clients check format demo docs bench walks histories seeded reliability sanitize dist environment list clean
 .DEFAULT_GOAL := help
 
 help:
-	@echo 'make test        the tests that take no long time, with the C and without: 4 minutes on two cores'
-	@echo 'make test-full   every test, with the C and without: half an hour'
-	@echo 'make test-all    make test on each Python found: $(TXSTORE_PYTHONS)'
-	@echo 'make test-zarr2  the tests that need zarr 2'
-	@echo 'make test-lowest the lowest versions that pyproject.toml allows'
-	@echo 'make clients     tools that are built on zarr, over a store and over LocalStore: one table; clients-GROUP, one of: $(CLIENT_GROUPS)'
-	@echo 'make clients-published  that table in the documents; clients-lock: the newest versions of these tools'
-	@echo 'make test-engines  Ray, Beam, cubed and Dask stage into one transaction, and workers are killed'
-	@echo 'make test-zarr-suite  zarr'"'"'s own tests, with each call in the caller'"'"'s thread'
-	@echo 'make test-torch  the tests of loaders with PyTorch; make test-tensorflow: with TensorFlow'
-	@echo 'make test-plain  readers without txstore: a plain copy beside a writer, 500 times, and references'
-	@echo 'make check       ruff, mypy --strict, the layers, and that no figure of make walks has become worse'
-	@echo 'make format      ruff format, and the fixes that ruff can make'
-	@echo 'make demo        txstore demo'
-	@echo 'make docs        the site, in build/docs/html; make docs-links: its links to other sites'
-	@echo 'make bench       the benchmarks: a table, and JSON'
-	@echo 'make bench-keys  what ten million keys take of memory'
-	@echo 'make bench-processes  those of several processes alone'
-	@echo 'make bench-serve   txstore serve beside http.server and nginx'
-	@echo 'make bench-remote  those on an object store alone, with the requests that they make'
-	@echo 'make walks       how much code there is, and how many files a write, a commit and a merge go through: each beside its bound'
-	@echo 'make simulate-commits  many committers far away, simulated: what the protocol can do'
-	@echo 'make simulate-keys  a hundred million keys, simulated beside real repositories: bytes, compaction, time to open'
-	@echo 'make bench-page  the page of txstore serve in Chromium: when there is something to see; page-pictures: those of the documents'
-	@echo 'make bench-peers TxStore beside zarr'"'"'s stores, Icechunk, TensorStore and HDF5: what it must reach; QUICK=1 for one round'
-	@echo 'make torture     writers killed at any point, ten thousand times'
-	@echo 'make histories   isolation: histories of ten thousand transactions each, searched for anomalies'
-	@echo 'make labels      upserts and their like by four processes, killed ones, too: five thousand histories against a model'
-	@echo 'make erasures    erasures at once, and killed, beside all that copies values: two thousand histories'
-	@echo 'make views       sources of views changed by four processes: two thousand histories, each output against numpy'
-	@echo 'make feeds       a job that is killed at any step keeps a copy by a feed: two thousand histories, each change once'
-	@echo 'make merges      merges, reverts and picks on five thousand histories of up to five branches, beside git, and on a thousand in which rows move'
-	@echo 'make read-js     the reader in JavaScript beside that in Python: random repositories, and flipped bits'
-	@echo 'make bench-reader-js  what it takes to open a repository of a million chunks over HTTP, in Node and Chromium'
-	@echo 'make tiles       tiles that know nothing of chunks, by threads, processes and transactions: is anything lost?'
-	@echo 'make threads     eight threads over one store, for an hour: no write lost, no commit torn, nobody waits for ever'
-	@echo 'make hostile     two users in one group, one of them hostile at every path'
-	@echo 'make fuzz        every decoder on ten million damaged inputs; a million repositories that lie'
-	@echo 'make crash       the power is lost at any point, a hundred thousand times'
-	@echo 'make reliability all of these four, the bit flips and the seeded bugs: one table, in some hours'
-	@echo 'make ceph        a real gateway of S3, on this machine: races, kills, and the suites of repositories'
-	@echo 'make sanitize    the C under the thread, address and undefined behaviour sanitizers: the lock table, chains of codecs, batches, files'
-	@echo 'make dist        sdist and wheel in build/dist; each is installed, the sdist without a compiler, and tested'
-	@echo 'make clean       removes .venv and what was built'
+	@echo 'make test         the tests that take no long time, with the C and without: 4 minutes on two cores'
+	@echo 'make test-full    every test, with the C and without: half an hour'
+	@echo 'make test-on WHAT=pythons, lowest, zarr2, torch, tensorflow, engines, plain or zarr-suite: other versions and packages'
+	@echo 'make clients      tools that are built on zarr, over a store and over LocalStore: one table. WHAT=published puts the table'
+	@echo '                  into the documents, WHAT=lock asks for the newest versions; one group: $(CLIENT_GROUPS)'
+	@echo 'make check        ruff, mypy --strict, the layers, and that no figure of make walks has become worse'
+	@echo 'make format       ruff format, and the fixes that ruff can make'
+	@echo 'make demo         txstore demo'
+	@echo 'make docs         the site, in build/docs/html; WHAT=links: its links to other sites'
+	@echo 'make bench        the benchmarks; a part of them: WHAT=$(subst $() $(),$(comma) ,$(filter-out all,$(patsubst bench-%,%,$(filter bench-%,$(.VARIABLES)))))'
+	@echo 'make walks        how much code there is, and through how many files a write, a commit and a merge go, beside bounds'
+	@echo 'make histories WHAT=... random histories, or damage, beside a model; MANY= says how many. One of:'
+	@echo '                  $(sort $(patsubst histories-%,%,$(filter histories-%,$(.VARIABLES))))'
+	@echo 'make seeded       the tests find each bug that is put into the product; WHAT=history: those in this wing'
+	@echo 'make reliability  crash, kills, histories, fuzz, bit flips, seeded bugs: one table, in some hours'
+	@echo 'make sanitize     the C under the thread, address and undefined behaviour sanitizers'
+	@echo 'make dist         sdist and wheel in build/dist; each is installed, the sdist without a compiler, and tested'
+	@echo 'make environment  only makes one: WHAT=test, docs, lowest, zarr2, torch and so on'
+	@echo 'make list         the Pythons found, one a line; WHAT=clients: the groups of tools; make clean: removes .venv, and what was built'
 	@echo 'Python: $(PYTHON)'
+
+# $(call chosen,TARGET): the commands of `make TARGET WHAT=...`, a variable TARGET-WHAT below.
+chosen = $(or $($(1)-$(WHAT)),$(error make $(1) WHAT=... is one of: $(sort $(patsubst $(1)-%,%,$(filter $(1)-%,$(.VARIABLES))))))
 
 $(TEST)/stamp: $(SOURCES)
 	$(call environment,$(TEST),$(PYTHON),--editable '.[demo$(comma)test$(comma)dev$(comma)references]')
@@ -190,32 +168,28 @@ $(DOCS)/stamp: $(SOURCES)
 	$(call environment,$(DOCS),$(OLDEST),--editable '.[docs]')
 	touch $@
 
-environment: $(TEST)/stamp
+# $(call stamp,PURPOSE): that of an environment, by its name.
+stamp = $(or $(filter %-$(1)/stamp,$(addsuffix /stamp,$(TEST) $(DEMO) $(BENCH) $(ZARR2) $(TORCH) $(TENSORFLOW) $(PLAIN) $(LOWEST) \
+  $(ENGINES) $(ZARR_SUITE) $(DOCS) $(addprefix $(CLIENTS)-,$(CLIENT_GROUPS)))),$(error there is no environment $(1)))
 
-environment-zarr2: $(ZARR2)/stamp
-
-environment-torch: $(TORCH)/stamp
-
-environment-docs: $(DOCS)/stamp
-
-environment-lowest: $(LOWEST)/stamp
-
-environment-clients-%: $(CLIENTS)-%/stamp ;
-
-environment-engines: $(ENGINES)/stamp
+environment: $(call stamp,$(or $(if $(filter environment,$(MAKECMDGOALS)),$(WHAT)),test))
 
 # The site. A warning is an error, a link inside that leads nowhere is a warning, and the notebooks of the gallery are run.
 # It is built from nothing, beside the last one: no page is believed that an interrupted or failed build has left.
+docs: WHAT ?= site
 docs: $(DOCS)/stamp
+	$(call chosen,docs)
+
+define docs-site
 	rm -rf build/docs/next
 	$(DOCS)/bin/python -m sphinx --builder html --fail-on-warning --keep-going --quiet docs build/docs/next
 	rm -rf build/docs/html
 	mv build/docs/next build/docs/html
 	@echo 'build/docs/html/index.html'
+endef
 
 # Links that lead outside: wants the network, and is not part of CI.
-docs-links: $(DOCS)/stamp
-	$(DOCS)/bin/python -m sphinx --builder linkcheck --fresh-env --quiet docs build/docs/links
+docs-links = $(DOCS)/bin/python -m sphinx --builder linkcheck --fresh-env --quiet docs build/docs/links
 
 test: $(TEST)/stamp
 	@echo 'The tests take 4 minutes on two cores that have nothing else to do; make test-full has all of them.'
@@ -227,22 +201,24 @@ test-full: $(TEST)/stamp
 	$(TEST)/bin/python -m pytest $(PARALLEL) $(PYTEST_ARGS)
 	TXSTORE_PURE_PYTHON=1 $(TEST)/bin/python -m pytest $(PARALLEL) $(PURE_TESTS) $(PYTEST_ARGS)
 
-test-all:
-	set -e; for python in $(or $(TXSTORE_PYTHONS),$(PYTHON)); do $(MAKE) --no-print-directory test PYTHON=$$python; done
+# Other versions of Python and of packages, each in an environment of its own.
+test-on: $(if $(filter test-on,$(MAKECMDGOALS)),$(foreach each,$(or $(filter-out pythons,$(WHAT)),test),$(call stamp,$(each))) \
+  $(if $(filter plain,$(WHAT)),$(TEST)/stamp))
+	$(call chosen,test-on)
 
-test-zarr2: $(ZARR2)/stamp
-	$(ZARR2)/bin/python -m pytest --confcutdir=tests/zarr2 tests/zarr2 $(PYTEST_ARGS)
+test-on-pythons = set -e; for python in $(or $(TXSTORE_PYTHONS),$(PYTHON)); do $(MAKE) --no-print-directory test PYTHON=$$python; done
+
+test-on-zarr2 = $(ZARR2)/bin/python -m pytest --confcutdir=tests/zarr2 tests/zarr2 $(PYTEST_ARGS)
 
 # Whether the lower bounds of pyproject.toml are true: two to three minutes.
 LOWEST_TESTS := $(addprefix tests/,codecs format history/test_snapshot.py history/test_branches.py store transactions/test_transactions.py \
   interchange/test_format3.py interchange/test_import.py interchange/test_urls.py interchange/test_writing_by_url.py interchange/test_xarray.py \
   serving/test_plain_zarr.py test_telemetry.py)
-test-lowest: $(LOWEST)/stamp
-	$(LOWEST)/bin/python -m pytest $(PARALLEL) -m 'not long' $(LOWEST_TESTS) $(PYTEST_ARGS)
+test-on-lowest = $(LOWEST)/bin/python -m pytest $(PARALLEL) -m 'not long' $(LOWEST_TESTS) $(PYTEST_ARGS)
 
 # The tests of the installed zarr, from its source distribution: as zarr is, then with every call in the caller's thread.
 SUITE := build/zarr-suite
-test-zarr-suite: $(ZARR_SUITE)/stamp
+define test-on-zarr-suite
 	rm -rf $(SUITE)
 	mkdir -p $(SUITE)
 	$(ZARR_SUITE)/bin/python -m pip download --quiet --quiet --no-deps --no-binary zarr --dest $(SUITE) \
@@ -253,47 +229,44 @@ test-zarr-suite: $(ZARR_SUITE)/stamp
 	    --ignore=tests/benchmarks --junitxml=$$run.xml $$(test $$run = ours && echo '-p in_callers_thread') \
 	    $(PYTEST_ARGS)) >$(SUITE)/$$run.log 2>&1; \
 	done; $(ZARR_SUITE)/bin/python -m tests.zarr_suite.compare $(SUITE)/plain.xml $(SUITE)/ours.xml
+endef
 
-# The tools of one group: tests/clients/GROUP.
-clients-%: $(CLIENTS)-%/stamp
-	$(CLIENTS)-$*/bin/python -m pytest --disable-plugin-autoload -p pytest_asyncio.plugin -p pytest_timeout \
-	  --confcutdir=tests/clients tests/clients/$* $(PYTEST_ARGS)
+test-on-engines = $(ENGINES)/bin/python -m pytest --confcutdir=tests/engines tests/engines $(PYTEST_ARGS)
+test-on-torch = $(TORCH)/bin/python -m pytest $(PARALLEL) tests/loaders $(PYTEST_ARGS)
+# Not part of CI: an installation of some hundred megabytes for one thin module.
+test-on-tensorflow = $(TENSORFLOW)/bin/python -m pytest $(PARALLEL) tests/loaders $(PYTEST_ARGS)
+test-on-plain = TXSTORE_PLAIN_PYTHON=$(CURDIR)/$(PLAIN)/bin/python TXSTORE_PUBLISHED_READS=$(or $(MANY),500) \
+  $(TEST)/bin/python -m pytest $(PARALLEL) tests/interchange -k 'test_references or without_' $(PYTEST_ARGS)
 
-# All groups, one after the other since they are timed, and one table, which says what has failed.
-clients: $(TEST)/stamp
+# Tools that are built on zarr: those of one group, tests/clients/GROUP; by default all groups, one after the other since
+# they are timed, and one table, which says what has failed.
+clients: WHAT ?= all
+clients: $(if $(filter clients,$(MAKECMDGOALS)),$(call stamp,$(or $(filter $(CLIENT_GROUPS),$(WHAT)),$(if $(filter lock,$(WHAT)),lowest),test)))
+	$(if $(filter $(CLIENT_GROUPS),$(WHAT)),$(clients-of-one),$(call chosen,clients))
+
+clients-of-one = $(CLIENTS)-$(WHAT)/bin/python -m pytest --disable-plugin-autoload -p pytest_asyncio.plugin -p pytest_timeout \
+  --confcutdir=tests/clients tests/clients/$(WHAT) $(PYTEST_ARGS)
+
+define clients-all
 	rm -rf build/clients
-	-$(MAKE) --no-print-directory --keep-going --jobs 1 $(addprefix clients-,$(CLIENT_GROUPS))
+	-for group in $(CLIENT_GROUPS); do $(MAKE) --no-print-directory --jobs 1 clients WHAT=$$group; done
 	$(TEST)/bin/python -m tests.clients.table $(CLIENT_GROUPS)
+endef
 
 # What the last run has found, as a table in the documents.
-clients-published: $(TEST)/stamp
-	$(TEST)/bin/python -m tests.clients.table --publish $(CLIENT_GROUPS)
+clients-published = $(TEST)/bin/python -m tests.clients.table --publish $(CLIENT_GROUPS)
 
 # The newest versions that go together, of what requirements.in of each group names, and of what txstore and its server need.
-clients-lock: $(LOWEST)/stamp
+define clients-lock
 	set -e; for group in $(CLIENT_GROUPS); do \
 	  $(LOWEST)/bin/python -m uv pip compile --quiet --upgrade --no-header --no-annotate --python-version $(TAG) --extra serve \
 	    --output-file tests/clients/$$group/requirements.lock pyproject.toml tests/clients/$$group/requirements.in; \
 	done
+endef
 
-# One a line: for scripts.
-client-groups:
-	@printf '%s\n' $(CLIENT_GROUPS)
-
-test-engines: $(ENGINES)/stamp
-	$(ENGINES)/bin/python -m pytest --confcutdir=tests/engines tests/engines $(PYTEST_ARGS)
-
-test-torch: $(TORCH)/stamp
-	$(TORCH)/bin/python -m pytest $(PARALLEL) tests/loaders $(PYTEST_ARGS)
-
-# Not part of CI: an installation of some hundred megabytes for one thin module.
-test-tensorflow: $(TENSORFLOW)/stamp
-	$(TENSORFLOW)/bin/python -m pytest $(PARALLEL) tests/loaders $(PYTEST_ARGS)
-
-PLAIN_READS ?= 500
-test-plain: $(TEST)/stamp $(PLAIN)/stamp
-	TXSTORE_PLAIN_PYTHON=$(CURDIR)/$(PLAIN)/bin/python TXSTORE_PUBLISHED_READS=$(PLAIN_READS) \
-	  $(TEST)/bin/python -m pytest $(PARALLEL) tests/interchange -k 'test_references or without_' $(PYTEST_ARGS)
+# One a line: for scripts. The interpreters come newest first.
+list:
+	@printf '%s\n' $(if $(filter clients,$(WHAT)),$(CLIENT_GROUPS),$(or $(TXSTORE_PYTHONS),$(PYTHON)))
 
 check: $(TEST)/stamp
 	$(TEST)/bin/python aio_stub.py
@@ -310,55 +283,37 @@ format: $(TEST)/stamp
 demo: $(DEMO)/stamp
 	$(DEMO)/bin/txstore demo
 
-bench: $(BENCH)/stamp
-	$(BENCH)/bin/python -m benchmarks
-
-# Ten million keys on a local disk: memory.
-bench-keys: $(BENCH)/stamp
-	$(BENCH)/bin/python -m benchmarks --only keys
-
-# Those of several processes alone: locks, following, commits that share syncs.
-bench-processes: $(BENCH)/stamp
-	$(BENCH)/bin/python -m benchmarks --only locks --only follow --only commit-group
-
-# A repository on S3, beside zarr's FsspecStore and Icechunk on the same server; and on one that is 30 ms away.
-bench-remote: $(BENCH)/stamp
-	$(BENCH)/bin/python -m benchmarks --only remote --only distance
-
 # How much code there is, and how far a call goes through it; make check fails if that has become more. WALKS_ARGS=--lower records
 # what has become less. `python -m benchmarks.code.walks --show 'local commit'` tells which files a call goes through.
 walks: $(TEST)/stamp
 	$(TEST)/bin/python -m benchmarks.code.gauge $(WALKS_ARGS)
 
+# The environment of the tests has what drives Chromium, and the server.
+bench: WHAT ?= all
+bench: $(if $(filter page pictures reader-js,$(WHAT)),$(TEST),$(BENCH))/stamp
+	$(call chosen,bench)
+
+bench-all = $(BENCH)/bin/python -m benchmarks
+# Ten million keys on a local disk: memory.
+bench-keys = $(BENCH)/bin/python -m benchmarks --only keys
+# Those of several processes alone: locks, following, commits that share syncs.
+bench-processes = $(BENCH)/bin/python -m benchmarks --only locks --only follow --only commit-group
+# A repository on S3, beside zarr's FsspecStore and Icechunk on the same server; and on one that is 30 ms away.
+bench-remote = $(BENCH)/bin/python -m benchmarks --only remote --only distance
 # A hundred million keys: bytes, runs, write amplification; beside real repositories of up to a million.
-simulate-keys: $(BENCH)/stamp
-	$(BENCH)/bin/python -m benchmarks --only simulate-keys
-
-simulate-commits: $(BENCH)/stamp
-	$(BENCH)/bin/python -m benchmarks --only simulate-commits
-
+bench-simulate-keys = $(BENCH)/bin/python -m benchmarks --only simulate-keys
+bench-simulate-commits = $(BENCH)/bin/python -m benchmarks --only simulate-commits
 # Against `python -m http.server` and nginx: on Debian, apt-get install nginx-light wrk.
-bench-serve: $(BENCH)/stamp
-	$(BENCH)/bin/python -m benchmarks --only serve
-
+bench-serve = $(BENCH)/bin/python -m benchmarks --only serve
+bench-page = $(TEST)/bin/python -m benchmarks --only page
+# Those of the page of txstore serve, in the documents.
+bench-pictures = $(TEST)/bin/python -m tests.serving.browser.pictures
+bench-reader-js = $(TEST)/bin/python -m tests.reader_js.scale
 # TxStore beside its peers, and what it has to reach. PEERS_ARGS='--rows "16 KiB" --peers TxStore --rounds 3' chooses.
-PEERS_ARGS ?=
-# In the environment of the tests: it has what drives Chromium, and the server.
-bench-page: $(TEST)/stamp
-	$(TEST)/bin/python -m benchmarks --only page
-
-page-pictures: $(TEST)/stamp
-	$(TEST)/bin/python -m tests.serving.browser.pictures
-
-bench-peers: $(BENCH)/stamp
-	$(BENCH)/bin/python -m benchmarks.peers $(if $(QUICK),--quick) $(PEERS_ARGS)
-
+bench-peers = $(BENCH)/bin/python -m benchmarks.peers $(if $(QUICK),--quick) $(PEERS_ARGS)
 # What the last run has found, as tables and pictures in the documents.
-bench-peers-published: $(BENCH)/stamp
-	-$(BENCH)/bin/python -m benchmarks.peers --publish
-
-bench-published: $(BENCH)/stamp
-	$(BENCH)/bin/python -m benchmarks --publish
+bench-published = $(BENCH)/bin/python -m benchmarks --publish
+bench-peers-published = $(BENCH)/bin/python -m benchmarks.peers --publish
 
 # $(call stress,NAME,FLAGS): the program fails by itself when a sanitizer has reported anything.
 define stress
@@ -378,76 +333,46 @@ define sanitized
 endef
 
 SANITIZE_SECONDS ?= 15
-# Ten thousand processes killed at any point of lock, stage and commit, in one pid namespace and in two.
-torture: $(TEST)/stamp
-	TXSTORE_KILL_ROUNDS=10000 $(TEST)/bin/python -m pytest tests/system/processes/test_torture.py \
-	  tests/system/processes/test_locktable_kills.py $(PYTEST_ARGS)
+# Random histories, or damage, beside a model: is anything other than it says? MANY= says how many.
+histories: $(TEST)/stamp
+	$(call chosen,histories)
+
+# What several processes have read and written, while some are killed: one history for each workload and level.
+histories-isolation = TXSTORE_HISTORIES=$(or $(MANY),10000) $(TEST)/bin/python -m pytest tests/isolation $(PYTEST_ARGS)
+# Four processes write one table by label and by position: is each commit what a model makes of it?
+histories-labels = $(TEST)/bin/python -m tests.labels --histories $(or $(MANY),5000)
+# Erasures at once, and killed, beside all that copies values: is anything else changed, and is anything left?
+histories-erasures = $(TEST)/bin/python -m tests.erasures --histories $(or $(MANY),2000)
+# Four processes change the sources of views: is each output, at each commit, what numpy makes of them?
+histories-views = $(TEST)/bin/python -m tests.views --histories $(or $(MANY),2000)
+# Two processes change arrays, two others keep a copy by a feed, and are killed: is each change done exactly once?
+histories-feeds = $(TEST)/bin/python -m tests.feeds --histories $(or $(MANY),2000)
+# Random histories of branches that pull from one another: is anything other than git makes of them? Takes git 2.39.
+histories-merges = $(TEST)/bin/python -m tests.merging --seeds $(or $(MANY),5000)
+# Threads that share a store, beside other processes, interrupts and rollbacks, on each of zarr's pipelines in turn: MANY seconds.
+histories-threads = $(TEST)/bin/python -m tests.threads --seconds $(or $(MANY),3600) $(THREADS_ARGS)
+# Tiles that know nothing of chunks, by threads, by processes of one transaction, and by transactions: is anything lost?
+histories-tiles = $(TEST)/bin/python -m tests.pipeline --rounds $(or $(MANY),1000)
+# The reader in JavaScript beside the one in Python: 501 random repositories, and many with flipped bits.
+histories-read-js = TXSTORE_MODEL_EXAMPLES=167 TXSTORE_FLIPS=$(or $(MANY),20000) $(TEST)/bin/python -m pytest \
+  -m 'long or not long' tests/reader_js $(PYTEST_ARGS)
+# Processes killed at any point of lock, stage and commit, in one pid namespace and in two.
+histories-torture = TXSTORE_KILL_ROUNDS=$(or $(MANY),10000) $(TEST)/bin/python -m pytest \
+  tests/system/processes/test_torture.py tests/system/processes/test_locktable_kills.py $(PYTEST_ARGS)
+# The power is lost at any point.
+histories-crash = $(TEST)/bin/python -m tests.crash --images $(or $(MANY),100000)
+# Of two users in one group, one puts links, FIFOs, devices and so on in the place of each path of a repository.
+histories-hostile = TXSTORE_HOSTILE_PATHS=all $(TEST)/bin/python -m pytest $(PARALLEL) --timeout 0 \
+  tests/system/processes/test_hostile_users.py $(PYTEST_ARGS)
 
 # Every decoder on ten million damaged inputs, and a million repositories that lie, with right checksums; first on fewer,
 # with the C under the address and undefined behaviour sanitizers.
 FUZZ_INPUTS ?= 10000000
 FUZZ_REPOSITORIES ?= 1000000
-FUZZ_SANITIZED_INPUTS ?= 300000
-FUZZ_SANITIZED_REPOSITORIES ?= 20000
-fuzz: $(TEST)/stamp
-	$(call sanitized,tests.fuzz --inputs $(FUZZ_SANITIZED_INPUTS) --repositories $(FUZZ_SANITIZED_REPOSITORIES))
+define histories-fuzz
+	$(call sanitized,tests.fuzz --inputs 300000 --repositories 20000)
 	$(TEST)/bin/python -m tests.fuzz --inputs $(FUZZ_INPUTS) --repositories $(FUZZ_REPOSITORIES)
-
-# What several processes have read and written, while some are killed: one history for each workload and level.
-histories: $(TEST)/stamp
-	TXSTORE_HISTORIES=10000 $(TEST)/bin/python -m pytest tests/isolation $(PYTEST_ARGS)
-
-# Of two users in one group, one puts links, FIFOs, devices and so on in the place of each path of a repository.
-hostile: $(TEST)/stamp
-	TXSTORE_HOSTILE_PATHS=all $(TEST)/bin/python -m pytest $(PARALLEL) --timeout 0 tests/system/processes/test_hostile_users.py $(PYTEST_ARGS)
-
-# Threads that share a store, beside other processes, interrupts and rollbacks, on each of zarr's pipelines in turn.
-THREADS_SECONDS ?= 3600
-THREADS_ARGS ?=
-threads: $(TEST)/stamp
-	$(TEST)/bin/python -m tests.threads --seconds $(THREADS_SECONDS) $(THREADS_ARGS)
-
-# Tiles that know nothing of chunks, by threads, by processes of one transaction, and by transactions: is anything lost?
-TILES_ROUNDS ?= 1000
-tiles: $(TEST)/stamp
-	$(TEST)/bin/python -m tests.pipeline --rounds $(TILES_ROUNDS)
-
-bench-reader-js: $(TEST)/stamp
-	$(TEST)/bin/python -m tests.reader_js.scale
-
-# The reader in JavaScript beside the one in Python: 501 random repositories, and 20,000 with flipped bits.
-read-js: $(TEST)/stamp
-	TXSTORE_MODEL_EXAMPLES=167 TXSTORE_FLIPS=20000 $(TEST)/bin/python -m pytest -m 'long or not long' \
-	  tests/reader_js $(PYTEST_ARGS)
-
-# Four processes write one table by label and by position: is each commit what a model makes of it?
-LABEL_HISTORIES ?= 5000
-labels: $(TEST)/stamp
-	$(TEST)/bin/python -m tests.labels --histories $(LABEL_HISTORIES)
-
-# Erasures at once, and killed, beside all that copies values: is anything else changed, and is anything left?
-ERASURE_HISTORIES ?= 2000
-erasures: $(TEST)/stamp
-	$(TEST)/bin/python -m tests.erasures --histories $(ERASURE_HISTORIES)
-
-# Four processes change the sources of views: is each output, at each commit, what numpy makes of them?
-VIEW_HISTORIES ?= 2000
-views: $(TEST)/stamp
-	$(TEST)/bin/python -m tests.views --histories $(VIEW_HISTORIES)
-
-# Two processes change arrays, two others keep a copy by a feed, and are killed: is each change done exactly once?
-FEED_HISTORIES ?= 2000
-feeds: $(TEST)/stamp
-	$(TEST)/bin/python -m tests.feeds --histories $(FEED_HISTORIES)
-
-# Random histories of branches that pull from one another: is anything other than git makes of them? Takes git 2.39.
-MERGE_SEEDS ?= 5000
-merges: $(TEST)/stamp
-	$(TEST)/bin/python -m tests.merging --seeds $(MERGE_SEEDS)
-
-CRASH_IMAGES ?= 100000
-crash: $(TEST)/stamp
-	$(TEST)/bin/python -m tests.crash --images $(CRASH_IMAGES)
+endef
 
 # Ceph's gateway with a cluster in memory, on loopback. On Debian: apt-get install ceph-mon ceph-osd ceph-common radosgw.
 # First what runs on every server: races, kills, and outages; then what the tests ask of S3: TXSTORE_S3 says who that is.
@@ -457,10 +382,16 @@ CEPH_S3 := $(addprefix tests/system/remote/,test_lost_answers.py test_full_bucke
   test_errors.py test_proxy.py test_group_commits.py test_named.py test_participants.py)
 CEPH := TXSTORE_REQUIRE_SERVERS=1 TXSTORE_RACE_ROUNDS=200 TXSTORE_COMMIT_ROUNDS=25 TXSTORE_GATEWAY_KILLS=8 \
   TXSTORE_LOST_COMMITS=200 TXSTORE_RELIABILITY_JSON=build/ceph.json TXSTORE_SERVERS=memory,ceph
-ceph: $(TEST)/stamp
+define histories-ceph
 	$(CEPH) $(TEST)/bin/python -m pytest --numprocesses 2 --dist worksteal --timeout 0 -k ceph $(CEPH_EACH) $(PYTEST_ARGS)
 	$(CEPH) TXSTORE_S3=ceph $(TEST)/bin/python -m pytest --numprocesses 2 --dist worksteal --timeout 0 \
 	  -k 'not azure and not gcs and not elsewhere' $(CEPH_S3) $(PYTEST_ARGS)
+endef
+
+# The tests find each bug that is put into the product: all, or those in one wing.
+seeded: $(TEST)/stamp
+	$(TEST)/bin/python -m pytest $(PARALLEL) -m 'long or not long' tests/crash/test_seeded_bugs.py $(if $(WHAT),-k '$(WHAT)') \
+	  $(PYTEST_ARGS)
 
 # Everything that counts what it has tried, with long settings; each leaves its counts in a file of its own, whether it
 # fails or not, and the table at the end says what has failed.
@@ -495,10 +426,6 @@ sanitize: $(TEST)/stamp
 	$(call stress,thread,-fsanitize=thread)
 	$(call stress,address,-fsanitize=address$(comma)undefined -fno-sanitize-recover=all)
 	$(call sanitized,pytest -o pythonpath= --capture sys $(PARALLEL) tests/native $(PYTEST_ARGS))
-
-# One interpreter a line, newest first: for scripts.
-pythons:
-	@for python in $(or $(TXSTORE_PYTHONS),$(PYTHON)); do echo $$python; done
 
 # $(call tried,NAME,PATTERN OF ITS FILE,VARIABLES OF ITS INSTALLATION)
 define tried

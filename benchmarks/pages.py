@@ -15,7 +15,7 @@ ROOT = Path(__file__).parents[1]
 KEPT = "docs/understand/benchmarks"
 END = "<!-- measured: end -->"
 #: Whose marks they are.
-BENCH, FAR_AWAY, PEERS = "make bench", "make bench-remote", "make bench-peers"
+BENCH, FAR_AWAY, PEERS = "make bench", "make bench WHAT=remote", "make bench WHAT=peers"
 #: What the front page shows of the peers.
 _SUMMARY = [
     *((f"4096 × 16 KiB, {codec}", task) for codec in ("raw", "zstd") for task in ("write", "read")),

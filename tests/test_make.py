@@ -37,7 +37,7 @@ def make(place: Path) -> tuple[int, list[str]]:
     """Make the environment of the documents; return the status, and what was called."""
     (place / "calls").write_text("")
     stub = place / "stub"
-    command = ["make", "environment-docs", f"PYTHON={stub}", f"TXSTORE_PYTHONS={stub}"]
+    command = ["make", "environment", "WHAT=docs", f"PYTHON={stub}", f"TXSTORE_PYTHONS={stub}"]
     ran = subprocess.run(command, cwd=place, capture_output=True, text=True)
     return ran.returncode, (place / "calls").read_text().split()
 
@@ -89,6 +89,17 @@ def test_one_that_can_not_be_brought_up_to_date_is_kept(place: Path) -> None:
     assert set(make(place)[1]) == {"install"}
 
 
+def test_few_doors() -> None:
+    """`make help` names each target, on one screen; and what a group has, when it is asked for what it has not."""
+    doors = re.search(r"^\.PHONY: (.*)", (ROOT / "Makefile").read_text(), re.M)[1].split()
+    shown = subprocess.run(["make", "help"], cwd=ROOT, capture_output=True, text=True).stdout
+    assert len(doors) <= 20
+    assert len(shown.splitlines()) <= 24
+    assert [door for door in doors if door != "help" and f"make {door}" not in shown] == []
+    asked = subprocess.run(["make", "-n", "histories", "WHAT=nothing"], cwd=ROOT, capture_output=True, text=True)
+    assert "one of: ceph crash erasures" in asked.stderr
+
+
 @pytest.mark.parametrize(
     "lock", sorted(ROOT.glob("tests/clients/*/requirements.lock")), ids=lambda lock: lock.parent.name
 )
@@ -96,4 +107,4 @@ def test_lock_files_name_what_txstore_and_its_server_need(lock: Path) -> None:
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     needed = project["dependencies"] + project["optional-dependencies"]["serve"]
     locked = {line.partition("==")[0].lower() for line in lock.read_text().splitlines()}
-    assert {re.match(r"[\w-]+", requirement)[0] for requirement in needed} <= locked, "run: make clients-lock"
+    assert {re.match(r"[\w-]+", requirement)[0] for requirement in needed} <= locked, "run: make clients WHAT=lock"

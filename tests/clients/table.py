@@ -80,7 +80,7 @@ def read(groups: list[str]) -> tuple[list[Row], list[str]]:
     for group in groups:
         path = RESULTS / f"{group}.json"
         if not path.exists():
-            faults.append(f"{group}: no results; run `make clients-{group}`")
+            faults.append(f"{group}: no results; run `make clients WHAT={group}`")
             continue
         found: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         rows += [Row(tool=name, group=group, **row) for name, row in found["tools"].items()]

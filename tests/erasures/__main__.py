@@ -1,4 +1,4 @@
-"""Makes histories, as `make erasures` does, and fails if anything but what was erased is missing, or that is not."""
+"""`make histories WHAT=erasures`: fails if anything but what was erased is missing, or that is not."""
 
 import sys
 

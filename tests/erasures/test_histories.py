@@ -1,4 +1,4 @@
-"""Erasures at once, one after the other, and killed, beside all that copies values. `make erasures` makes more."""
+"""Erasures at once, or killed, beside all that copies values. `make histories WHAT=erasures` makes more."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Makes histories, as `make feeds` does, and fails if a change was lost or done twice."""
+"""Makes histories, as `make histories WHAT=feeds` does, and fails if a change was lost or done twice."""
 
 import sys
 

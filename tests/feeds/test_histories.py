@@ -1,4 +1,4 @@
-"""Some histories of processes that are killed, against the copy that a feed keeps. `make feeds` makes more."""
+"""Histories of killed processes, against the copy that a feed keeps. `make histories WHAT=feeds` makes more."""
 
 import os
 

@@ -1,4 +1,4 @@
-"""Makes histories, as `make labels` does, and fails if a commit is not what the model says."""
+"""Makes histories, as `make histories WHAT=labels` does, and fails if a commit is not what the model says."""
 
 import sys
 

@@ -1,4 +1,4 @@
-"""Four processes write one table by label and by position; a model explains each commit. `make labels` makes more."""
+"""Four processes write a table by label and position, beside a model. `make histories WHAT=labels` makes more."""
 
 import os
 

@@ -1,6 +1,6 @@
 """What merges, reverts and picks make of random histories is what git makes of them, or a model that goes by label.
 
-`make merges` tries thousands.
+`make histories WHAT=merges` tries thousands.
 """
 
 from collections import Counter

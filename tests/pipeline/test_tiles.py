@@ -1,4 +1,4 @@
-"""A few rounds of `make tiles`."""
+"""A few rounds of `make histories WHAT=tiles`."""
 
 from tests.pipeline.tiles import by_processes, by_threads
 

@@ -1,4 +1,4 @@
-"""Eight threads over one store for some seconds; `make threads` does the same for an hour."""
+"""Eight threads over one store for some seconds; `make histories WHAT=threads` does the same for an hour."""
 
 import gc
 import subprocess

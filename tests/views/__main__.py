@@ -1,4 +1,4 @@
-"""Makes histories, as `make views` does, and fails if an output is not what numpy makes of its sources."""
+"""`make histories WHAT=views`: fails if an output is not what numpy makes of its sources."""
 
 import sys
 

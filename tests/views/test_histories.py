@@ -1,4 +1,4 @@
-"""Four processes change the sources of views; each output is what numpy makes of them. `make views` makes more."""
+"""Processes change sources of views; outputs are what numpy makes of them. `make histories WHAT=views` makes more."""
 
 import os
 

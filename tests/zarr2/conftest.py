@@ -13,7 +13,7 @@ import txstore
 import txstore.zarr2
 
 if not zarr.__version__.startswith("2."):
-    raise pytest.UsageError(f"these tests need zarr 2, not {zarr.__version__}: make test-zarr2")
+    raise pytest.UsageError(f"these tests need zarr 2, not {zarr.__version__}: make test-on WHAT=zarr2")
 
 
 @pytest.fixture

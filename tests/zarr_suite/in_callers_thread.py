@@ -1,6 +1,6 @@
 """A plugin for zarr's own test suite: every call of zarr runs in the caller's thread, as calls over a `TxStore` do.
 
-`make test-zarr-suite` runs the suite of the installed zarr with and without it, and compares what fails.
+`make test-on WHAT=zarr-suite` runs the suite of the installed zarr with and without it, and compares what fails.
 """
 
 from __future__ import annotations

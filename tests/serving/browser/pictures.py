@@ -1,4 +1,4 @@
-"""The pictures of the page in the documents: `make page-pictures`. Whoever changes the page looks at them."""
+"""The pictures of the page in the documents: `make bench WHAT=pictures`. Whoever changes the page looks at them."""
 
 import argparse
 import shutil

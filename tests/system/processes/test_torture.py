@@ -1,6 +1,6 @@
 """Writers killed at any point of lock, stage and commit: no lock stays, none is broken, no acknowledged commit is lost.
 
-TXSTORE_KILL_ROUNDS says how many are killed; `make torture` kills ten thousand.
+TXSTORE_KILL_ROUNDS says how many are killed; `make histories WHAT=torture` kills ten thousand.
 """
 
 import json

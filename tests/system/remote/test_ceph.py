@@ -1,7 +1,7 @@
 """Processes that commit through a real gateway, which is killed and started again meanwhile; and a bucket at its quota.
 
 TXSTORE_GATEWAY_KILLS is how often the gateway is killed, and how often the OSD stands still. Versioning is switched on
-in their bucket, too: this gateway ignores conditions then. `make ceph`.
+in their bucket, too: this gateway ignores conditions then. `make histories WHAT=ceph`.
 """
 
 import os
