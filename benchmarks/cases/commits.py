@@ -164,8 +164,7 @@ def _commit_many(path: Path, process: int, commits: int, queues: bool, is_slow: 
     if not queues:
         lock = LocalStorage.lock
         LocalStorage.lock = lambda self, path, prepare=None, **_: lock(self, path, prepare)  # type: ignore[method-assign]
-    repo = txstore.Repository(path)
-    _commit(repo, process, 0)
+    _commit(repo := txstore.Repository(path), process, 0)
     with _slow_disk(path.with_suffix(".disk")) if is_slow else nullcontext():
         parent.meet()
         began = time.monotonic()

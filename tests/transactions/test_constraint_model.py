@@ -1,7 +1,8 @@
 """A model of constraints: a commit is refused if, and only if, what it would leave breaks the rule.
 
-The same steps go to a repository without constraints, on a branch of its own for each attempt. What that holds after the
-attempt is judged by the rules below, which know neither commits nor changes. Others commit between a step and its commit.
+The same steps go to a repository without constraints, on a branch of its own for each attempt. What that holds after
+the attempt is judged by the rules below, which know neither commits nor changes. Others commit between a step and its
+commit.
 """
 
 import itertools
