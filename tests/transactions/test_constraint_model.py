@@ -1,7 +1,7 @@
 """A model of constraints: a commit is refused if, and only if, what it would leave breaks the rule.
 
-The same steps go to a repository without constraints, on a branch of its own for each attempt. What that holds after the
-attempt is judged by the rules below, which know neither commits nor changes. Others commit between a step and its commit.
+The same steps go to a repository without constraints, on a branch of its own for each attempt. What that holds after
+the attempt is judged by the rules below, which know neither commits nor changes. Other handles commit meanwhile.
 """
 
 import itertools
@@ -79,9 +79,8 @@ def lengths(before: Any, after: State, chunk: str, anew: bool) -> bool:
 
 def is_fixed(before: State | None, after: State, x: zarr.Array, *_: Any) -> bool:
     def described(z: zarr.Array) -> str:
-        return json.dumps(
-            {k: v for k, v in z.metadata.to_dict().items() if k not in ("shape", "attributes")}, default=str
-        )
+        found = {key: value for key, value in z.metadata.to_dict().items() if key not in ("shape", "attributes")}
+        return json.dumps(found, default=str)
 
     old = None if before is None else before.array()
     return before is None or (old is not None and described(old) == described(x))
