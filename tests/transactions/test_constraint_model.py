@@ -199,6 +199,7 @@ def steps(options: dict[str, Any], chunk: str, start: Any) -> dict[str, Step]:
         "y: element 3 +1": put("y", 3, 1),
         "x: the same": put("x", 4, 0),
         "x: all again": values_again("x"),
+        "x: all chunks go": lambda store: store.mapping.delete_dir("x/c"),
         "anew x": create("x", start, options),
         "anew x, of other length": create("x", start[:4], options),
         "anew x, of other type": create("x", np.array(start, "f8"), options),
