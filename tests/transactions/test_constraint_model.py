@@ -1,8 +1,7 @@
 """A model of constraints: a commit is refused if, and only if, what it would leave breaks the rule.
 
 The same steps go to a repository without constraints, on a branch of its own for each attempt. What that holds after
-the attempt is judged by the rules below, which know neither commits nor changes. Others commit between a step and its
-commit.
+the attempt is judged by the rules below, which know neither commits nor changes. Other handles commit meanwhile.
 """
 
 import itertools
@@ -80,9 +79,8 @@ def lengths(before: Any, after: State, chunk: str, anew: bool) -> bool:
 
 def is_fixed(before: State | None, after: State, x: zarr.Array, *_: Any) -> bool:
     def described(z: zarr.Array) -> str:
-        return json.dumps(
-            {k: v for k, v in z.metadata.to_dict().items() if k not in ("shape", "attributes")}, default=str
-        )
+        found = {key: value for key, value in z.metadata.to_dict().items() if key not in ("shape", "attributes")}
+        return json.dumps(found, default=str)
 
     old = None if before is None else before.array()
     return before is None or (old is not None and described(old) == described(x))
@@ -201,6 +199,7 @@ def steps(options: dict[str, Any], chunk: str, start: Any) -> dict[str, Step]:
         "y: element 3 +1": put("y", 3, 1),
         "x: the same": put("x", 4, 0),
         "x: all again": values_again("x"),
+        "x: all chunks go": lambda store: store.mapping.delete_dir("x/c"),
         "anew x": create("x", start, options),
         "anew x, of other length": create("x", start[:4], options),
         "anew x, of other type": create("x", np.array(start, "f8"), options),
