@@ -15,6 +15,7 @@ import numpy as np
 from txstore.codecs.bounded_codecs import MOST_IN_MEMORY
 from txstore.errors import SourceError
 from txstore.interchange.arrays import ForeignArray, Selection, blocks, chunk_shape, is_excluded, meaning_of
+from txstore.interchange.hdf5_chunks import guarded
 from txstore.interchange.places import Place
 
 #: HDF5 attributes that attach scales to dimensions; in Zarr the dimensions have names instead.
@@ -76,7 +77,7 @@ class Hdf5Arrays:
             raise self._refused(path, "it has no shape (a null dataspace)")
         text = self._h5py.check_string_dtype(node.dtype)
         dtype: Any = node.dtype
-        read: Any = node.__getitem__
+        read: Any = guarded(path, node, node.__getitem__, self._refused)
         if text is not None and text.length is None:
             from zarr.dtype import VariableLengthUTF8
 
@@ -188,10 +189,10 @@ class Texts:
                 length += sum(max(0, len(text) - _SHORT) for text in texts.flat)
                 if length > self._size:
                     raise refused(path, "many of its elements lead to one text")
-                found[tuple(slice(s.start - at, s.stop - at) for s, at in zip(part, start, strict=True))] = texts
+                found[tuple(slice(s.start - at, s.stop - at) for s, at in zip(part, start, strict=True))] = texts[()]
             return found
 
-        return read
+        return guarded(path, node, read, refused)
 
     def check_array(self, path: str, node: Any) -> None:
         """Raise `NotInsideError` unless all arrays of texts, to here, fit in memory as xarray opens them.
@@ -303,30 +304,33 @@ def inside(group: Any, name: str) -> Any:
     return node
 
 
-def check_inside(place: Place, content: Any, exclude: Sequence[str]) -> None:
-    """Raise `SourceError` unless all of an HDF5 file that xarray reads lies in the file itself, and fits in memory.
+def check_inside(place: Place, content: Any, exclude: Sequence[str]) -> Any:
+    """Return an open HDF5 file. Raises `SourceError` unless all that xarray reads lies in it, and fits in memory.
 
     `content`: its path, or an open file. `exclude`: xarray reads the attributes and the texts of these, too.
     """
     h5py, texts, read = _h5py(), Texts(place), set[Any]()
     try:
-        opened = h5py.File(content, "r")
+        file = h5py.File(content, "r")
     except OSError as error:
         raise SourceError(place.url, f"h5py can't read it: {error}") from error
-    with opened as file:
-        try:
-            for path, node in nodes_inside(file, texts):
-                if not isinstance(node, h5py.Dataset) or node.id in read:
-                    continue
-                read.add(node.id)
-                if h5py.check_string_dtype(node.dtype) is None:
-                    if _depth(node.dtype) and not is_excluded(path, exclude):
-                        raise NotInsideError(path, f"zarr has no equivalent of its data type, {node.dtype}")
-                elif node.dtype.hasobject:
-                    texts.check_array(path, node)
-        except NotInsideError as error:
-            path, reason = error.args
-            raise SourceError(place.url, f"{path!r} can't be imported: {reason}") from None
+    try:
+        for path, node in nodes_inside(file, texts):
+            if not isinstance(node, h5py.Dataset) or node.id in read:
+                continue
+            read.add(node.id)
+            if h5py.check_string_dtype(node.dtype) is None:
+                if _depth(node.dtype) and not is_excluded(path, exclude):
+                    raise NotInsideError(path, f"zarr has no equivalent of its data type, {node.dtype}")
+            elif node.dtype.hasobject:
+                texts.check_array(path, node)
+    except BaseException as error:
+        file.close()
+        if not isinstance(error, NotInsideError):
+            raise
+        path, reason = error.args
+        raise SourceError(place.url, f"{path!r} can't be imported: {reason}") from None
+    return file
 
 
 def _h5py() -> Any:
