@@ -171,7 +171,9 @@ def test_what_hdf5_can_hold(repo: txstore.Repository, tmp_path: Path) -> None:
     np.testing.assert_array_equal(group["soft"][:], packed[:])
 
 
-@pytest.mark.parametrize("what", ["external", "dangling", "loop", "reference", "null", "vlen"])
+@pytest.mark.parametrize(
+    "what", ["external", "dangling", "loop", "reference", "null", "vlen", "subarray", "latin text"]
+)
 def test_what_of_hdf5_zarr_can_not_hold_is_named(repo: txstore.Repository, tmp_path: Path, what: str) -> None:
     with h5py.File(tmp_path / "odd.h5", "w") as file:
         group = file.create_group("g")
@@ -188,6 +190,10 @@ def test_what_of_hdf5_zarr_can_not_hold_is_named(repo: txstore.Repository, tmp_p
             group[what] = np.array([file.ref], h5py.ref_dtype)
         elif what == "null":
             group[what] = h5py.Empty("f4")
+        elif what == "subarray":
+            group.create_dataset(what, (2,), np.dtype(("i4", (2,))))
+        elif what == "latin text":
+            group.create_dataset(what, data=[b"\xb0C"], dtype=h5py.string_dtype())
         else:
             group.create_dataset(what, (2,), h5py.vlen_dtype("i4"))
     with pytest.raises(txstore.SourceError, match=f"'g/{what}' can't be imported.*exclude"):
@@ -451,6 +457,51 @@ def test_a_coordinate_of_any_length_is_not_read_to_open_a_file(tmp_path: Path) -
         file.create_dataset("x", (10**13,), "f8", chunks=(1000,)).make_scale("x")
     with closing(NetcdfArrays(Place(tmp_path / "stranger.nc"))) as opened:
         assert opened.arrays["x"].shape == (10**13,)
+
+
+def test_attributes_of_hdf5_that_json_lacks(repo: txstore.Repository, tmp_path: Path) -> None:
+    times = np.array(["2020-01-01"], "M8[ns]")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["a"] = np.arange(3.0)
+        file["a"].dims[0].label = "x"
+        file["a"].attrs.update({"CLASS": "IMAGE", "NAME": "mine", "_FillValue": np.array([2.0])})
+        file.attrs.update({"nothing": h5py.Empty("f4"), "no text": h5py.Empty("S1"), "none": np.zeros(0)})
+        file.attrs.update({"latin": np.bytes_(b"\xb0C"), "long": np.longdouble("0.5")})
+        file.attrs["times"] = times.astype(h5py.opaque_dtype(times.dtype))
+    repo.import_from(tmp_path / "a.h5")
+    assert opened(repo).attrs.asdict() == {
+        "nothing": [], "no text": "", "none": [], "latin": "\udcb0C", "long": "0.5",
+        "times": ["2020-01-01T00:00:00.000000000"],
+    }  # fmt: skip
+    assert opened(repo)["a"].attrs["CLASS"] == "IMAGE"
+    assert opened(repo)["a"].attrs["NAME"] == "mine"
+    np.testing.assert_array_equal(xr.open_zarr(repo.snapshot(), consolidated=False).a, [0, 1, np.nan])
+
+
+@pytest.mark.parametrize("kind", ["list", "record", "vlen"])
+def test_attributes_of_hdf5_that_refer_to_objects(repo: txstore.Repository, tmp_path: Path, kind: str) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        made = file.create_dataset("a", data=np.arange(3))
+        record = np.dtype([("where", h5py.ref_dtype), ("n", "i4")])
+        several = np.empty(1, object)
+        several[0] = np.array([file.ref, file.ref], h5py.ref_dtype)
+        value, dtype = {
+            "list": ([file.ref], h5py.ref_dtype),
+            "record": (np.array([(file.ref, 1)], record), record),
+            "vlen": (several, h5py.vlen_dtype(h5py.ref_dtype)),
+        }[kind]
+        made.attrs.create("b", value, dtype=dtype)
+    with pytest.raises(txstore.SourceError, match="its attribute 'b' refers to another object"):
+        repo.import_from(tmp_path / "a.h5")
+
+
+def test_the_fill_value_of_an_array_that_is_empty_yet(repo: txstore.Repository, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("a", (0,), "i4", maxshape=(None,), fillvalue=-9)
+    repo.import_from(tmp_path / "a.h5")
+    with repo.transaction("longer") as store:
+        zarr.open_array(store, path="a").resize(3)
+    assert list(opened(repo)["a"][:]) == [-9] * 3
 
 
 # --- chunks that HDF5 believes

@@ -79,8 +79,8 @@ class NetcdfArrays:
             for name, variable in sample.variables.items():
                 path = _join(group, name)
                 array = self.arrays[path]
-                empty = np.full(variable.shape, "", _TEXT) if _is_text(variable) else np.zeros(variable.shape, variable.dtype)
-                sample[name] = (variable.dims, empty, variable.attrs)
+                value, dtype = ("", _TEXT) if _is_text(variable) else (0, variable.dtype)
+                sample[name] = (variable.dims, np.full(variable.shape, value, dtype), variable.attrs)
                 sample[name].encoding = {
                     "chunks": chunk_shape(
                         shapes[path],
@@ -93,6 +93,9 @@ class NetcdfArrays:
             sample.to_zarr(store, group=group or None, mode="a", consolidated=False)
 
     def _array(self, path: str, variable: Any) -> ForeignArray:
+        if "_FillValue" in variable.attrs and variable.dtype.kind in "OSTU":
+            raise self._refused(path, "xarray can't open Zarr in which texts have a fill value (_FillValue)")
+
         def read(selection: Selection) -> Any:
             values = variable[selection].values
             return np.asarray(values, dtype=object) if _is_text(variable) else values
