@@ -171,7 +171,9 @@ def test_what_hdf5_can_hold(repo: txstore.Repository, tmp_path: Path) -> None:
     np.testing.assert_array_equal(group["soft"][:], packed[:])
 
 
-@pytest.mark.parametrize("what", ["external", "dangling", "loop", "reference", "null", "vlen"])
+@pytest.mark.parametrize(
+    "what", ["external", "dangling", "loop", "reference", "null", "vlen", "subarray", "latin text"]
+)
 def test_what_of_hdf5_zarr_can_not_hold_is_named(repo: txstore.Repository, tmp_path: Path, what: str) -> None:
     with h5py.File(tmp_path / "odd.h5", "w") as file:
         group = file.create_group("g")
@@ -188,6 +190,10 @@ def test_what_of_hdf5_zarr_can_not_hold_is_named(repo: txstore.Repository, tmp_p
             group[what] = np.array([file.ref], h5py.ref_dtype)
         elif what == "null":
             group[what] = h5py.Empty("f4")
+        elif what == "subarray":
+            group.create_dataset(what, (2,), np.dtype(("i4", (2,))))
+        elif what == "latin text":
+            group.create_dataset(what, data=[b"\xb0C"], dtype=h5py.string_dtype())
         else:
             group.create_dataset(what, (2,), h5py.vlen_dtype("i4"))
     with pytest.raises(txstore.SourceError, match=f"'g/{what}' can't be imported.*exclude"):
@@ -451,6 +457,169 @@ def test_a_coordinate_of_any_length_is_not_read_to_open_a_file(tmp_path: Path) -
         file.create_dataset("x", (10**13,), "f8", chunks=(1000,)).make_scale("x")
     with closing(NetcdfArrays(Place(tmp_path / "stranger.nc"))) as opened:
         assert opened.arrays["x"].shape == (10**13,)
+
+
+def test_attributes_of_hdf5_that_json_lacks(repo: txstore.Repository, tmp_path: Path) -> None:
+    times = np.array(["2020-01-01"], "M8[ns]")
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file["a"] = np.arange(3.0)
+        file["a"].dims[0].label = "x"
+        file["a"].attrs.update({"CLASS": "IMAGE", "NAME": "mine", "_FillValue": np.array([2.0])})
+        file.attrs.update({"nothing": h5py.Empty("f4"), "no text": h5py.Empty("S1"), "none": np.zeros(0)})
+        file.attrs.update({"latin": np.bytes_(b"\xb0C"), "long": np.longdouble("0.5")})
+        file.attrs["times"] = times.astype(h5py.opaque_dtype(times.dtype))
+    repo.import_from(tmp_path / "a.h5")
+    assert opened(repo).attrs.asdict() == {
+        "nothing": [], "no text": "", "none": [], "latin": "\udcb0C", "long": "0.5",
+        "times": ["2020-01-01T00:00:00.000000000"],
+    }  # fmt: skip
+    assert opened(repo)["a"].attrs["CLASS"] == "IMAGE"
+    assert opened(repo)["a"].attrs["NAME"] == "mine"
+    np.testing.assert_array_equal(xr.open_zarr(repo.snapshot(), consolidated=False).a, [0, 1, np.nan])
+
+
+@pytest.mark.parametrize("kind", ["list", "record", "vlen"])
+def test_attributes_of_hdf5_that_refer_to_objects(repo: txstore.Repository, tmp_path: Path, kind: str) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        made = file.create_dataset("a", data=np.arange(3))
+        record = np.dtype([("where", h5py.ref_dtype), ("n", "i4")])
+        several = np.empty(1, object)
+        several[0] = np.array([file.ref, file.ref], h5py.ref_dtype)
+        value, dtype = {
+            "list": ([file.ref], h5py.ref_dtype),
+            "record": (np.array([(file.ref, 1)], record), record),
+            "vlen": (several, h5py.vlen_dtype(h5py.ref_dtype)),
+        }[kind]
+        made.attrs.create("b", value, dtype=dtype)
+    with pytest.raises(txstore.SourceError, match="its attribute 'b' refers to another object"):
+        repo.import_from(tmp_path / "a.h5")
+
+
+def test_the_fill_value_of_an_array_that_is_empty_yet(repo: txstore.Repository, tmp_path: Path) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("a", (0,), "i4", maxshape=(None,), fillvalue=-9)
+    repo.import_from(tmp_path / "a.h5")
+    with repo.transaction("longer") as store:
+        zarr.open_array(store, path="a").resize(3)
+    assert list(opened(repo)["a"][:]) == [-9] * 3
+
+
+# --- chunks that HDF5 believes
+
+
+@pytest.mark.parametrize("suffix", ["h5", "nc"])
+@pytest.mark.parametrize(
+    ("compression", "mask", "content"),
+    [
+        (None, 0, b"A" * 8),
+        ("gzip", 1, b"A" * 8),
+        ("gzip", 0, zlib.compress(b"A" * 8)),
+        ("gzip", 0, zlib.compress(b"A" * 8) + zlib.compress(b"A" * 65_528)),
+        ("gzip", 0, zlib.compress(b"A" * 65_536)[:-20]),
+        ("gzip", 0, zlib.compress(bytes(1 << 28))),
+        ("lzf", 0, b"\x07AAAAAAAA"),
+        ("lzf", 0, b"\x00A" + b"\xe0\xff\x00" * 200),
+    ],
+    ids=["short", "masked", "deflate", "two streams", "cut", "long", "lzf", "lzf again"],
+)
+def test_a_chunk_that_is_shorter_or_longer_than_its_values(
+    repo: txstore.Repository, tmp_path: Path, suffix: str, compression: str | None, mask: int, content: bytes
+) -> None:
+    path = tmp_path / f"stranger.{suffix}"
+    with h5py.File(path, "w") as file:
+        made = file.create_dataset("a", (1 << 16,), "u1", chunks=(1 << 16,), compression=compression)
+        made.id.write_direct_chunk((0,), content, mask)
+        file["b"] = np.arange(3)
+    with pytest.raises(txstore.SourceError, match=r"'a' can't be imported: its chunk at .* instead of 65,536"):
+        repo.import_from(path)
+    repo.import_from(path, exclude=["a"])
+
+
+@pytest.mark.parametrize(
+    "filters",
+    [
+        {"compression": "gzip", "shuffle": True, "fletcher32": True},
+        {"compression": "lzf", "shuffle": True, "fletcher32": True},
+        {"fletcher32": True},
+        {"shuffle": True},
+    ],
+)
+def test_filters_whose_chunks_are_measured(repo: txstore.Repository, tmp_path: Path, filters: Any) -> None:
+    values = np.random.default_rng(0).integers(0, 99, (50, 70)) ** 2
+    of_texts = {**filters, "fletcher32": False}
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("a", data=values, chunks=(13, 32), **filters)
+        file.create_dataset("zeros", data=0 * values, chunks=(13, 32), **filters)
+        file.create_dataset("text", data=values.astype(str).astype(object), chunks=(13, 32), **of_texts)
+    repo.import_from(tmp_path / "a.h5")
+    np.testing.assert_array_equal(opened(repo)["a"][:], values)
+    assert not opened(repo)["zeros"][:].any()
+    np.testing.assert_array_equal(opened(repo)["text"][:].astype(int), values)
+
+
+def test_a_filter_that_is_not_measured(
+    repo: txstore.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("a", data=np.arange(100), chunks=(10,), scaleoffset=0)
+    with pytest.raises(txstore.SourceError, match=r"filter scaleoffset.*TXSTORE_CODECS=scaleoffset"):
+        repo.import_from(tmp_path / "a.h5")
+    monkeypatch.setenv("TXSTORE_CODECS", "scaleoffset")
+    repo.import_from(tmp_path / "a.h5")
+    np.testing.assert_array_equal(opened(repo)["a"][:], np.arange(100))
+
+
+def test_values_of_netcdf_that_were_never_written(repo: txstore.Repository, tmp_path: Path) -> None:
+    """The library of NetCDF returns what is in its memory."""
+    netcdf4 = pytest.importorskip("netCDF4")
+    with netcdf4.Dataset(tmp_path / "a.nc", "w") as file:
+        file.createDimension("x", 300)
+        file.createVariable("never", "i8", ("x",), fill_value=False)
+        file.createVariable("half", "i8", ("x",), fill_value=False, chunksizes=(100,))[:100] = 1
+        file.createVariable("all", "i8", ("x",), fill_value=False, chunksizes=(100,))[:] = 1
+        file.createVariable("filled", "i8", ("x",), fill_value=7)
+    for exclude in ([], ["never"]):
+        with pytest.raises(txstore.SourceError, match="were never written, and it has no fill value"):
+            repo.import_from(tmp_path / "a.nc", exclude=exclude)
+    repo.import_from(tmp_path / "a.nc", exclude=["never", "half"])
+    assert set(opened(repo)["all"][:]) == {1}
+    assert set(opened(repo)["filled"][:]) == {7}
+
+
+@pytest.mark.parametrize("far_away", [False, True])
+def test_variables_of_netcdf_that_end_before_their_dimensions(
+    repo: txstore.Repository, tmp_path: Path, far_away: bool
+) -> None:
+    netcdf4 = pytest.importorskip("netCDF4")
+    with netcdf4.Dataset(tmp_path / "a.nc", "w") as file:
+        for name in ("t", "u"):
+            file.createDimension(name, None)
+        file.createVariable("long", "f4", ("t",))[:] = np.arange(7)
+        file.createVariable("wide", "f4", ("u",))[:] = np.arange(9)
+        file.createVariable("short", "i4", ("t", "u"), fill_value=-5)[:2, :3] = 1
+        file.createVariable("letters", "S1", ("t",))[0] = b"z"
+    url = str(tmp_path / "a.nc")
+    if far_away:
+        fsspec.filesystem("memory").pipe("/a.nc", (tmp_path / "a.nc").read_bytes())
+        url = "memory://a.nc"
+    repo.import_from(url)
+    expected = np.full((7, 9), -5)
+    expected[:2, :3] = 1
+    np.testing.assert_array_equal(opened(repo)["short"][:], expected)
+    assert list(opened(repo)["letters"][:]) == [b"z", *[b""] * 6]
+
+
+def test_texts_of_netcdf_that_are_none_or_one(repo: txstore.Repository, tmp_path: Path) -> None:
+    netcdf4 = pytest.importorskip("netCDF4")
+    with netcdf4.Dataset(tmp_path / "a.nc", "w") as file:
+        file.createDimension("t", None)
+        file.createVariable("none", str, ("t",))
+        file.createVariable("one", str, ())[...] = "κ"
+    repo.import_from(tmp_path / "a.nc")
+    assert opened(repo)["one"][()] == "κ"
+    with repo.transaction("more") as store:
+        zarr.open_array(store, path="none").append(np.array(["text"], object))
+    assert list(opened(repo)["none"][:]) == ["text"]
 
 
 # --- files of strangers, which lead to other files

@@ -223,7 +223,7 @@ def _first_number(_codec: Any, data: memoryview, _most: int) -> int:
     return _number(data, 0)
 
 
-def _zstd(_codec: Any, data: memoryview, most: int) -> int:
+def zstd_size(_codec: Any, data: memoryview, most: int) -> int:
     """Return the content size of a single frame; else the most that the blocks of all frames decode to."""
     at = total = frames = 0
     content = None
@@ -307,7 +307,7 @@ _MEASURES: dict[str, Callable[[Any, memoryview, int], int]] = {
     "lz4": _first_number,
     "vlen-utf8": _first_number,
     "vlen-bytes": _first_number,
-    "zstd": _zstd,
+    "zstd": zstd_size,
     "gzip": partial(_inflated, window=31),
     "zlib": partial(_inflated, window=15),
     "bz2": _bz2,

@@ -58,7 +58,7 @@ def array_in_format_3(document: Mapping[str, Any], attributes: Mapping[str, Any]
         missing = document.get("fill_value")
         missing = attributes.get(_MISSING) if missing is None else missing
         if missing is not None:
-            attributes[_MISSING] = _missing(missing, dtype.to_native_dtype().kind)
+            attributes[_MISSING] = missing_value(missing, dtype.to_native_dtype().kind)
     else:
         names = None
     if fill_value is None:
@@ -81,7 +81,7 @@ def array_in_format_3(document: Mapping[str, Any], attributes: Mapping[str, Any]
     return written_by_zarr("zarr.json", told)
 
 
-def _missing(value: Any, kind: str) -> Any:
+def missing_value(value: Any, kind: str) -> Any:
     """Return the value for missing data in xarray's encoding for format 3."""
     if kind != "f" or not isinstance(value, int | float | str):
         return value

@@ -15,10 +15,12 @@ import numpy as np
 from txstore.codecs.bounded_codecs import MOST_IN_MEMORY
 from txstore.errors import SourceError
 from txstore.interchange.arrays import ForeignArray, Selection, blocks, chunk_shape, is_excluded, meaning_of
+from txstore.interchange.format3 import missing_value
+from txstore.interchange.hdf5_chunks import guarded
 from txstore.interchange.places import Place
 
-#: HDF5 attributes that attach scales to dimensions; in Zarr the dimensions have names instead.
-_OF_SCALES = {"CLASS", "NAME", "DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LABELS"}
+#: HDF5 attributes of arrays, and of scales, that attach scales to dimensions. In Zarr the dimensions have names.
+_OF_ARRAYS, _OF_SCALES = {"DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LABELS"}, {"CLASS", "NAME"}
 
 #: What a user can do about values that lie elsewhere.
 _WHOLE = "Write a file that has them itself, with h5py or xarray"
@@ -74,9 +76,11 @@ class Hdf5Arrays:
     def _array(self, path: str, node: Any) -> ForeignArray:
         if node.shape is None:
             raise self._refused(path, "it has no shape (a null dataspace)")
+        if node.dtype.subdtype is not None:
+            raise self._refused(path, "its elements are arrays")
         text = self._h5py.check_string_dtype(node.dtype)
         dtype: Any = node.dtype
-        read: Any = node.__getitem__
+        read: Any = guarded(path, node, node.__getitem__, self._refused)
         if text is not None and text.length is None:
             from zarr.dtype import VariableLengthUTF8
 
@@ -106,15 +110,19 @@ class Hdf5Arrays:
         return dimension.label or None
 
     def _attributes(self, node: Any) -> dict[str, Any]:
-        found = {}
+        found: dict[str, Any] = {}
         for name in node.attrs:
-            if name in _OF_SCALES and self._is_array(node):
+            if self._is_array(node) and (name in _OF_ARRAYS or (node.is_scale and name in _OF_SCALES)):
                 continue
-            value = node.attrs[name]
-            if isinstance(value, self._h5py.Reference | self._h5py.RegionReference):
+            if _refers(node.attrs.get_id(name).dtype):
                 raise self._refused(node.name.strip("/"), f"its attribute {name!r} refers to another object")
-            found[name] = _as_json(value)
+            found[name] = _as_json(node.attrs[name])
         if self._is_array(node):
+            match found.get("_FillValue"):
+                case int() | float() as value:
+                    found["_FillValue"] = missing_value(value, node.dtype.kind)
+                case [int() | float() as value]:
+                    found["_FillValue"] = missing_value(value, node.dtype.kind)
             names = self._h5py.check_enum_dtype(node.dtype)
             if names is not None and node.dtype != np.bool_:
                 found.setdefault("flag_meanings", " ".join(names))
@@ -184,14 +192,17 @@ class Texts:
             start, stop = [s.start for s in selection], [s.stop for s in selection]
             found = np.empty(np.subtract(stop, start).astype(int), object)
             for part in blocks(start, stop, [1] * len(start), self._longest):
-                texts = np.asarray(decoded[part], object)
+                try:
+                    texts = np.asarray(decoded[part], object)
+                except UnicodeDecodeError as error:
+                    raise refused(path, f"a text in it is no {error.encoding}") from None
                 length += sum(max(0, len(text) - _SHORT) for text in texts.flat)
                 if length > self._size:
                     raise refused(path, "many of its elements lead to one text")
-                found[tuple(slice(s.start - at, s.stop - at) for s, at in zip(part, start, strict=True))] = texts
+                found[tuple(slice(s.start - at, s.stop - at) for s, at in zip(part, start, strict=True))] = texts[()]
             return found
 
-        return read
+        return guarded(path, node, read, refused)
 
     def check_array(self, path: str, node: Any) -> None:
         """Raise `NotInsideError` unless all arrays of texts, to here, fit in memory as xarray opens them.
@@ -212,7 +223,7 @@ class Texts:
         """Raise `NotInsideError` unless the attributes of all nodes, to here, fit in memory together."""
         for name in node.attrs:
             attribute = node.attrs.get_id(name)
-            size = attribute.get_storage_size()
+            size = attribute.get_storage_size() if attribute.get_space().get_select_npoints() else 0
             if depth := _depth(attribute.dtype):
                 count = size // 16  # what leads to a heap has 16 bytes
                 most = count * self._size
@@ -236,6 +247,18 @@ def _depth(dtype: Any) -> int:
         return max([_depth(dtype[name]) for name in dtype.names])
     base = h5py.check_vlen_dtype(dtype)
     return 0 if base is None else 1 + _depth(np.dtype(base))
+
+
+def _refers(dtype: Any) -> bool:
+    """Tell whether values of a type refer to other objects of the file."""
+    import h5py
+
+    if dtype.subdtype is not None:
+        return _refers(dtype.subdtype[0])
+    if dtype.names is not None:
+        return any(_refers(dtype[name]) for name in dtype.names)
+    base = h5py.check_vlen_dtype(dtype)
+    return h5py.check_ref_dtype(dtype) is not None or (base is not None and _refers(np.dtype(base)))
 
 
 def nodes_inside(file: Any, texts: Texts, exclude: Sequence[str] = ()) -> Iterator[tuple[str, Any]]:
@@ -303,30 +326,33 @@ def inside(group: Any, name: str) -> Any:
     return node
 
 
-def check_inside(place: Place, content: Any, exclude: Sequence[str]) -> None:
-    """Raise `SourceError` unless all of an HDF5 file that xarray reads lies in the file itself, and fits in memory.
+def check_inside(place: Place, content: Any, exclude: Sequence[str]) -> Any:
+    """Return an open HDF5 file. Raises `SourceError` unless all that xarray reads lies in it, and fits in memory.
 
     `content`: its path, or an open file. `exclude`: xarray reads the attributes and the texts of these, too.
     """
     h5py, texts, read = _h5py(), Texts(place), set[Any]()
     try:
-        opened = h5py.File(content, "r")
+        file = h5py.File(content, "r")
     except OSError as error:
         raise SourceError(place.url, f"h5py can't read it: {error}") from error
-    with opened as file:
-        try:
-            for path, node in nodes_inside(file, texts):
-                if not isinstance(node, h5py.Dataset) or node.id in read:
-                    continue
-                read.add(node.id)
-                if h5py.check_string_dtype(node.dtype) is None:
-                    if _depth(node.dtype) and not is_excluded(path, exclude):
-                        raise NotInsideError(path, f"zarr has no equivalent of its data type, {node.dtype}")
-                elif node.dtype.hasobject:
-                    texts.check_array(path, node)
-        except NotInsideError as error:
-            path, reason = error.args
-            raise SourceError(place.url, f"{path!r} can't be imported: {reason}") from None
+    try:
+        for path, node in nodes_inside(file, texts):
+            if not isinstance(node, h5py.Dataset) or node.id in read:
+                continue
+            read.add(node.id)
+            if h5py.check_string_dtype(node.dtype) is None:
+                if _depth(node.dtype) and not is_excluded(path, exclude):
+                    raise NotInsideError(path, f"zarr has no equivalent of its data type, {node.dtype}")
+            elif node.dtype.hasobject:
+                texts.check_array(path, node)
+    except BaseException as error:
+        file.close()
+        if not isinstance(error, NotInsideError):
+            raise
+        path, reason = error.args
+        raise SourceError(place.url, f"{path!r} can't be imported: {reason}") from None
+    return file
 
 
 def _h5py() -> Any:
@@ -338,7 +364,7 @@ def _h5py() -> Any:
 
 
 def _fill_value(node: Any, array: ForeignArray) -> Any:
-    if array.dtype == node.dtype and node.dtype.kind in "biufc" and math.prod(node.shape):
+    if array.dtype == node.dtype and node.dtype.kind in "biufc":
         return node.fillvalue
     return None
 
@@ -347,11 +373,15 @@ def _as_json(value: Any) -> Any:
     if isinstance(value, np.ndarray):
         return [_as_json(item) for item in value] if value.ndim else _as_json(value[()])
     if isinstance(value, np.generic):
-        return _as_json(value.item())
+        item = value.item()
+        # Python has no number for some, and a time would lose its unit.
+        return str(value) if isinstance(item, np.generic) or value.dtype.kind in "mM" else _as_json(item)
     if isinstance(value, bytes):
-        return value.decode(errors="replace")
+        return value.decode(errors="surrogateescape")  # as h5py does for texts that vary in length
     if isinstance(value, tuple):
         return [_as_json(item) for item in value]
     if value is None or isinstance(value, bool | int | float | str):
         return value
+    if isinstance(value, _h5py().Empty):
+        return "" if value.dtype.kind in "OS" else []
     return str(value)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,6 +10,7 @@ import numpy as np
 from txstore.errors import SourceError
 from txstore.interchange.arrays import ForeignArray, Selection, chunk_shape, is_excluded, meaning_of
 from txstore.interchange.hdf5_arrays import check_inside
+from txstore.interchange.hdf5_chunks import of_netcdf
 from txstore.interchange.places import Place
 
 #: Given one by one: some versions of open_groups silently ignore `decode_cf=False` and decode.
@@ -21,6 +22,9 @@ _AS_IT_IS: Mapping[str, Any] = {
     "decode_coords": False,
     "create_default_indexes": False,  # to make one, all of a coordinate is read, whatever length it declares
 }
+
+#: What xarray takes for an array of texts, also if it has no elements.
+_TEXT = np.dtype("O", metadata={"element_type": str})
 
 
 class NetcdfArrays:
@@ -34,10 +38,12 @@ class NetcdfArrays:
         self._opened = None if place.is_local else place.fs.open(place.root, "rb")
         self._datasets: list[Any] = []  # opened by xarray: only closing these closes the file
         self._groups: dict[str, Any] = {}
+        self._url = place.url
+        self._file: Any = None  # as HDF5
         try:
             content = place.root if self._opened is None else self._opened
             if not place.is_netcdf_3():
-                check_inside(place, content, exclude)
+                self._file = check_inside(place, content, exclude)
                 if self._opened is not None:
                     self._opened.seek(0)
             opened = xarray.open_groups(content, **_AS_IT_IS)
@@ -48,7 +54,7 @@ class NetcdfArrays:
                 if not is_excluded(group, exclude):
                     self._groups[group] = dataset.drop_vars(names)
             self.arrays = {
-                _join(group, name): _array(variable)
+                _join(group, name): self._array(_join(group, name), variable)
                 for group, dataset in self._groups.items()
                 for name, variable in dataset.variables.items()
             }
@@ -61,18 +67,20 @@ class NetcdfArrays:
     def close(self) -> None:
         for dataset in self._datasets:
             dataset.close()
+        if self._file is not None:
+            self._file.close()
         if self._opened is not None:
             self._opened.close()
 
     def describe(self, store: Any, shapes: Mapping[str, tuple[int, ...]], chunks: Mapping[str | int, int]) -> None:
         for group, dataset in self._groups.items():
-            # One element of each array: xarray loads and writes it, and the rest is copied block by block.
-            sample = dataset.isel(dict.fromkeys(dataset.dims, slice(0, 1))).load().drop_encoding()
+            # One element of each array, in place of those that are copied block by block: no chunk is read here.
+            sample = dataset.isel(dict.fromkeys(dataset.dims, slice(0, 1))).drop_encoding()
             for name, variable in sample.variables.items():
                 path = _join(group, name)
                 array = self.arrays[path]
-                if _is_text(variable):
-                    sample[name] = (variable.dims, variable.values.astype(object), variable.attrs)
+                value, dtype = ("", _TEXT) if _is_text(variable) else (0, variable.dtype)
+                sample[name] = (variable.dims, np.full(variable.shape, value, dtype), variable.attrs)
                 sample[name].encoding = {
                     "chunks": chunk_shape(
                         shapes[path],
@@ -84,6 +92,34 @@ class NetcdfArrays:
                 }
             sample.to_zarr(store, group=group or None, mode="a", consolidated=False)
 
+    def _array(self, path: str, variable: Any) -> ForeignArray:
+        if "_FillValue" in variable.attrs and variable.dtype.kind in "OSTU":
+            raise self._refused(path, "xarray can't open Zarr in which texts have a fill value (_FillValue)")
+
+        def read(selection: Selection) -> Any:
+            values = variable[selection].values
+            return np.asarray(values, dtype=object) if _is_text(variable) else values
+
+        return ForeignArray(
+            shape=variable.shape,
+            dtype="text" if _is_text(variable) else variable.dtype,
+            dimensions=tuple(variable.dims),
+            read=read if self._file is None else of_netcdf(path, self._node(path), read, self._refused),
+            meaning=meaning_of(variable.attrs),
+            itemsize=variable.dtype.itemsize,
+        )
+
+    def _node(self, path: str) -> Any:
+        """Return the data set of a variable. NetCDF has another name for one that is called as a dimension is."""
+        above, _, name = path.rpartition("/")
+        for each in (_join(above, f"_nc4_non_coord_{name}"), path):
+            if each in self._file:
+                return self._file[each]
+        raise self._refused(path, "its values are not found in the file")
+
+    def _refused(self, path: str, reason: str) -> SourceError:
+        return SourceError(self._url, f"{path!r} can't be imported: {reason}. To leave it out: exclude=[{path!r}]")
+
 
 def _join(group: str, name: str) -> str:
     return f"{group}/{name}" if group else name
@@ -91,22 +127,3 @@ def _join(group: str, name: str) -> str:
 
 def _is_text(variable: Any) -> bool:
     return variable.dtype.kind in "OUT"
-
-
-def _array(variable: Any) -> ForeignArray:
-    return ForeignArray(
-        shape=variable.shape,
-        dtype="text" if _is_text(variable) else variable.dtype,
-        dimensions=tuple(variable.dims),
-        read=_reader(variable),
-        meaning=meaning_of(variable.attrs),
-        itemsize=variable.dtype.itemsize,
-    )
-
-
-def _reader(variable: Any) -> Callable[[Selection], Any]:
-    def read(selection: Selection) -> Any:
-        values = variable[selection].values
-        return np.asarray(values, dtype=object) if _is_text(variable) else values
-
-    return read
