@@ -609,6 +609,30 @@ def test_variables_of_netcdf_that_end_before_their_dimensions(
     assert list(opened(repo)["letters"][:]) == [b"z", *[b""] * 6]
 
 
+@pytest.mark.parametrize("form", ["NETCDF3_CLASSIC", "NETCDF3_64BIT_OFFSET", "NETCDF3_64BIT_DATA"])
+@pytest.mark.parametrize("names", ["a", "b", "ac", "abc"])
+def test_a_file_of_netcdf_3_that_was_cut_off(repo: txstore.Repository, tmp_path: Path, form: str, names: str) -> None:
+    """The library of NetCDF returns zeros, or other values of the file."""
+    netcdf4 = pytest.importorskip("netCDF4")
+    with netcdf4.Dataset(tmp_path / "a.nc", "w", format=form) as file:
+        file.createDimension("t", None)
+        file.createDimension("x", 30_001)
+        file.title, file.numbers = "a", np.arange(3, dtype="i2")
+        for name, kind, dimensions in (("a", "i2", ("t", "x")), ("b", "f8", ("x",)), ("c", "i1", ("t",))):
+            if name in names:
+                made = file.createVariable(name, kind, dimensions)
+                made.units = "m"
+                made[:] = np.ones([3 if each == "t" else 30_001 for each in dimensions])
+    content = (tmp_path / "a.nc").read_bytes()
+    repo.import_from(tmp_path / "a.nc", "whole")
+    for name in names:
+        assert (opened(repo)[f"whole/{name}"][:] == 1).all()
+    for length in (40, len(content) // 2, len(content) - 4):
+        (tmp_path / "a.nc").write_bytes(content[:length])
+        with pytest.raises(txstore.SourceError, match=r"it is cut off|it ends in its header"):
+            repo.import_from(tmp_path / "a.nc", "cut")
+
+
 def test_texts_of_netcdf_that_are_none_or_one(repo: txstore.Repository, tmp_path: Path) -> None:
     netcdf4 = pytest.importorskip("netCDF4")
     with netcdf4.Dataset(tmp_path / "a.nc", "w") as file:

@@ -229,6 +229,26 @@ def test_a_file_of_an_archive_that_is_longer_than_memory(
             repo.import_from(f"zip::{tmp_path}/a.zip", exclude=["long.json"])
 
 
+@pytest.mark.parametrize("kind", ["archive", "manifest"])
+def test_documents_that_are_longer_than_memory_together(
+    repo: txstore.Repository, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Many may lie in few bytes: in an archive they are packed, and a manifest may name one range for all."""
+    group = b'{"zarr_format": 3, "node_type": "group"}' + b" " * 20_000
+    monkeypatch.setattr(bounded_codecs, "MOST_IN_MEMORY", 50_000)
+    keys = ["zarr.json", "a/zarr.json", "b/zarr.json"]
+    (tmp_path / "group.json").write_bytes(group)
+    with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as packed:
+        for key in keys:
+            packed.writestr(key, group)
+    allowed = txstore.Repository(repo.url, sources=[tmp_path])
+    with pytest.raises(txstore.SourceError, match="its documents have 60,1"):
+        if kind == "archive":
+            repo.import_from(f"zip::{tmp_path}/a.zip")
+        else:
+            allowed.import_references({key: [str(tmp_path / "group.json")] for key in keys})
+
+
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
 def test_a_file_of_an_archive_that_is_longer_than_it_says(
     repo: txstore.Repository, tmp_path: Path, method: int

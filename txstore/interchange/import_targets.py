@@ -6,6 +6,7 @@ import json
 from collections.abc import Iterator, Mapping
 from typing import TYPE_CHECKING, Any
 
+from txstore.codecs import bounded_codecs
 from txstore.errors import SourceError, TransactionStateError
 from txstore.format.documents import Node
 from txstore.format.keys import ancestors, document_key, encode_key, is_document
@@ -27,10 +28,17 @@ _MOST_OF_DOCUMENT = 256 << 20
 
 
 def check_documents(url: str, sizes: Mapping[str, int]) -> None:
-    """Raise `SourceError` if a document is too long to be read whole. `sizes` in bytes, by key."""
+    """Raise `SourceError` if a document, or all of them, are too long to be read whole. `sizes` in bytes, by key."""
+    total, most = 0, bounded_codecs.MOST_IN_MEMORY  # all are held at once
     for key, size in sizes.items():
-        if is_document(key) and size > _MOST_OF_DOCUMENT:
+        if not is_document(key):
+            continue
+        total += size
+        if size > _MOST_OF_DOCUMENT:
             reason = f"{key!r} has {size:,} bytes: no document of Zarr has more than {_MOST_OF_DOCUMENT:,}"
+            raise SourceError(url, reason)
+        if total > most:
+            reason = f"up to {key!r}, its documents have {total:,} bytes: an import reads at most {most:,} of them"
             raise SourceError(url, reason)
 
 

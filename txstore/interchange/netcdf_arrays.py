@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -42,7 +43,9 @@ class NetcdfArrays:
         self._file: Any = None  # as HDF5
         try:
             content = place.root if self._opened is None else self._opened
-            if not place.is_netcdf_3():
+            if place.is_netcdf_3():
+                _check_length(place)
+            else:
                 self._file = check_inside(place, content, exclude)
                 if self._opened is not None:
                     self._opened.seek(0)
@@ -119,6 +122,73 @@ class NetcdfArrays:
 
     def _refused(self, path: str, reason: str) -> SourceError:
         return SourceError(self._url, f"{path!r} can't be imported: {reason}. To leave it out: exclude=[{path!r}]")
+
+
+#: How many bytes a value has, by the number of its type in NetCDF 3.
+_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 4, 6: 8, 7: 1, 8: 2, 9: 4, 10: 8, 11: 8}
+
+
+def _check_length(place: Place) -> None:
+    """Raise `SourceError` if a file of NetCDF 3 is shorter than its header says.
+
+    The library of NetCDF returns other values of the file, and zeros, for those that are cut off.
+    """
+    size = place.file().size
+    with place.fs.open(place.root, "rb") as file:
+        try:
+            length = _length_of_netcdf_3(file)
+        except (ValueError, LookupError, OverflowError, OSError) as error:
+            raise SourceError(place.url, f"the header of this NetCDF file can't be understood ({error!r})") from None
+    if length > size:
+        raise SourceError(place.url, f"it is cut off: it has {size:,} bytes, and its header says {length:,}")
+
+
+def _length_of_netcdf_3(file: Any) -> int:
+    """Return where the last value ends, in bytes: "The NetCDF Classic Format Specification"."""
+    version = file.read(4)[3]
+    wide, far = 8 if version == 5 else 4, 4 if version == 1 else 8
+
+    def number(size: int = wide) -> int:
+        content = file.read(size)
+        if len(content) < size:
+            raise ValueError("it ends in its header")
+        return int.from_bytes(content, "big")
+
+    def skip(size: int) -> None:
+        file.seek(-(-size // 4) * 4, 1)
+
+    def skip_attributes() -> None:
+        number(4)
+        for _ in range(number()):
+            skip(number())
+            kind = number(4)
+            skip(number() * _SIZES[kind])
+
+    records = number()
+    if records == (1 << 8 * wide) - 1:  # as many as there is room for
+        records = 0
+    number(4)
+    sides = []
+    for _ in range(number()):
+        skip(number())
+        sides.append(number())
+    skip_attributes()
+    number(4)
+    ends, of_records = [0], []
+    for _ in range(number()):
+        skip(number())
+        shape = [sides[number()] for _ in range(number())]
+        skip_attributes()
+        item = _SIZES[number(4)]
+        number()
+        begin = number(far)
+        if shape and not shape[0]:  # the dimension without a limit
+            of_records.append((begin, item * math.prod(shape[1:])))
+        else:
+            ends.append(begin + item * math.prod(shape))
+    # A record has a part of each, padded unless it is the only one.
+    whole = sum(-(-size // 4) * 4 if len(of_records) > 1 else size for _, size in of_records)
+    return max([*ends, *[begin + (records - 1) * whole + size for begin, size in of_records if records]])
 
 
 def _join(group: str, name: str) -> str:
