@@ -253,7 +253,7 @@ def test_the_first_durable_commit_makes_a_copy_durable(source, tmp_path):
     put(copy, "y")
     assert "commits/main/0000000000" not in {call[1] for call in watched.named("sync_file")}
     commits = txstore.Repository(tmp_path / "copy").engine.commits
-    assert commits.store.head_caches.is_durable(commits.store.head_caches.read("main"))
+    assert commits.store.head_caches.read("main").is_durable_at(commits.storage.place())
 
 
 def test_while_others_vacuum(source, tmp_path):

@@ -177,10 +177,8 @@ def test_the_head_cache_calls_nothing_durable_that_is_not(open_repo: OpenRepo) -
     watch(repo).before["sync_directory"] = lambda path: seen.append(head_cache_of(repo))
     put(repo, "key")
     assert [(head_cache.version, head_cache.durable) for head_cache in seen] == [(1, False)]
-    assert (head_cache_of(repo).version, repo.engine.commits.store.head_caches.is_durable(head_cache_of(repo))) == (
-        1,
-        True,
-    )
+    head_cache = head_cache_of(repo)
+    assert (head_cache.version, head_cache.is_durable_at(repo.engine.storage.place())) == (1, True)
     put(open_repo(durability="none"), "not synced")
     assert (head_cache_of(repo).version, head_cache_of(repo).durable) == (2, False)
 

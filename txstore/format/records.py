@@ -68,6 +68,10 @@ class HeadCache:
     boot: int = 0
     place: int = 0  # even
 
+    def is_durable_at(self, place: int) -> bool:
+        """Tell whether it was written at a place, and says that its commit is durable. 0: at no place."""
+        return self.durable and self.place == place != 0
+
     def encode(self) -> bytes:
         return with_checksum(
             HEAD_CACHE.pack(

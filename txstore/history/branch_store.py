@@ -49,9 +49,6 @@ class HeadCaches(Protocol):
     def read(self, branch: str) -> HeadCache:
         """Return the head cache of a branch. Raises `OSError` or `MalformedError`."""
 
-    def is_durable(self, head_cache: HeadCache) -> bool:
-        """Tell whether a head cache was written for this directory, and says that its commit is durable."""
-
     def of(self, stored: Stored, *, durable: bool) -> HeadCache:
         """Return a head cache for a commit that is valid in this directory until the next boot."""
 

@@ -109,7 +109,7 @@ class BranchesInObjects:
             self._branches.check_living(branch)
             raise self._proof.taken_away(newest)
         self._known.check(branch, newest, found)
-        if head_cache is not None and self.head_caches.is_durable(head_cache) and _is_before(found, head_cache):
+        if head_cache is not None and head_cache.is_durable_at(self._storage.place()) and _is_before(found, head_cache):
             check_not_lost(self._branches, self._oldest_kept, branch, head_cache)
         if found is not None:
             self._known.note_newer(branch, found)

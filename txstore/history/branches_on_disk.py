@@ -10,7 +10,6 @@ from __future__ import annotations
 import contextlib
 import os
 from collections.abc import Collection
-from contextlib import suppress
 
 from txstore.commit import MAIN, Stored
 from txstore.commit_queue.group_commits import decided
@@ -61,9 +60,6 @@ class FileHeadCaches:
     def read(self, branch: str) -> HeadCache:
         return HeadCache.decode(self._storage.read_range(names.head_cache_path(branch), 0, records.HEAD_CACHE_SIZE))
 
-    def is_durable(self, head_cache: HeadCache) -> bool:
-        return head_cache.durable and head_cache.place == self._storage.place() != 0
-
     def of(self, stored: Stored, *, durable: bool) -> HeadCache:
         place = self._storage.place()
         if not durable and stored.header.branch in self._durable.copied:
@@ -72,7 +68,7 @@ class FileHeadCaches:
 
     def write(self, stored: Stored, *, durable: bool) -> None:
         head_cache = self.of(stored, durable=durable)
-        with suppress(OSError):
+        with contextlib.suppress(OSError):
             self._storage.write_in_place(names.head_cache_path(stored.header.branch), head_cache.encode())
 
     def write_of_copy(self, stored: Stored) -> None:
@@ -148,7 +144,7 @@ class BranchesOnDisk:
             # since, or this directory is a copy.
             place = self._storage.place()
             is_here = head_cache.place == place != 0
-            is_durable = is_here and head_cache.durable
+            is_durable = head_cache.is_durable_at(place)
             is_of_boot = is_here and head_cache.boot == self._storage.boot() != 0
             (self._durable.copied.discard if head_cache.place in (0, place) else self._durable.copied.add)(branch)
             if found is None or found.header.id != head_cache.commit_id:
@@ -161,7 +157,7 @@ class BranchesOnDisk:
             is_durable
             and found is not None
             and head_cache.version > self._durable.version(branch)
-            and self.head_caches.is_durable(head_cache)
+            and head_cache.is_durable_at(self._storage.place())
         ):
             self._durable.reach(branch, head_cache.version)
         return found
@@ -209,7 +205,7 @@ class BranchesOnDisk:
         try:
             self._storage.make_directory(names.STAGING, durable=False)
             for member in decided(self._storage.read(leader.path), leader)[group.place + 1 :]:
-                with suppress(FileExistsError):
+                with contextlib.suppress(FileExistsError):
                     self._storage.write_once(member.stored.path, member.content, durable=True)
                 found = member.stored
         except PermissionError:

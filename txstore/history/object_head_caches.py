@@ -62,9 +62,6 @@ class ObjectHeadCaches:
     def read(self, branch: str) -> HeadCache:
         return self.read_with_end(branch)[0]
 
-    def is_durable(self, head_cache: HeadCache) -> bool:
-        return head_cache.durable and head_cache.place == self._storage.place() != 0
-
     def of(self, stored: Stored, *, durable: bool) -> HeadCache:
         return stored.head_cache(durable=durable, boot=self._storage.boot(), place=self._storage.place())
 

@@ -175,6 +175,11 @@ class Snapshot(Hierarchy):
         found = self.runs.lookup(encode_key(key))
         return found if found is not None and found.kind in packfile.FRAME_OF_REF else None
 
+    def replaced_below(self, paths: Iterable[str]) -> Iterator[str]:
+        """Yield the keys below paths whose values an erasure of rows has replaced since they were committed."""
+        for path in paths:
+            yield from (key for key in self.keys_below(path) if (found := self.lookup(key)) and found.is_replaced)
+
     def seq_of(self, key: str) -> int | None:
         """Return the seq of the commit that last wrote a live key."""
         found = self.lookup(key)

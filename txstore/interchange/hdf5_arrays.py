@@ -40,7 +40,7 @@ class Hdf5Arrays:
 
     def __init__(self, place: Place, exclude: Sequence[str] = ()) -> None:
         self._h5py = h5py = _h5py()
-        self._url = place.url
+        self._refused = place.refused
         self._texts = Texts(place)
         self._exclude = exclude
         self._opened = None if place.is_local else place.fs.open(place.root, "rb")
@@ -69,9 +69,6 @@ class Hdf5Arrays:
                 yield path, node
         except NotInsideError as error:
             raise self._refused(*error.args) from None
-
-    def _refused(self, path: str, reason: str) -> SourceError:
-        return SourceError(self._url, f"{path!r} can't be imported: {reason}. To leave it out: exclude=[{path!r}]")
 
     def _array(self, path: str, node: Any) -> ForeignArray:
         if node.shape is None:
@@ -119,9 +116,7 @@ class Hdf5Arrays:
             found[name] = _as_json(node.attrs[name])
         if self._is_array(node):
             match found.get("_FillValue"):
-                case int() | float() as value:
-                    found["_FillValue"] = missing_value(value, node.dtype.kind)
-                case [int() | float() as value]:
+                case (int() | float() as value) | [int() | float() as value]:
                     found["_FillValue"] = missing_value(value, node.dtype.kind)
             names = self._h5py.check_enum_dtype(node.dtype)
             if names is not None and node.dtype != np.bool_:

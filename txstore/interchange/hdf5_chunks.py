@@ -34,10 +34,7 @@ def guarded(path: str, node: Any, read: Callable[[Selection], Any], refused: Ref
     """Return what reads a data set by `read`. It raises `refused` before HDF5 reads a chunk that is too short."""
 
     def checked(selection: Selection) -> Any:
-        try:
-            check_chunks(node, selection)
-        except ValueError as error:
-            raise refused(path, str(error)) from None
+        _are_written(path, node, selection, refused)
         return read(selection)
 
     return checked
@@ -56,11 +53,7 @@ def of_netcdf(path: str, node: Any, read: Callable[[Selection], Any], refused: R
         inner = tuple(
             slice(min(each.start, side), min(each.stop, side)) for each, side in zip(selection, node.shape, strict=True)
         )
-        try:
-            are_written = check_chunks(node, inner)
-        except ValueError as error:
-            raise refused(path, str(error)) from None
-        if not are_written and not is_filled:
+        if not _are_written(path, node, inner, refused) and not is_filled:
             raise refused(path, "some of its values were never written, and it has no fill value for them")
         values = read(inner)
         if inner == selection:
@@ -71,6 +64,14 @@ def of_netcdf(path: str, node: Any, read: Callable[[Selection], Any], refused: R
         return padded
 
     return checked
+
+
+def _are_written(path: str, node: Any, selection: Selection, refused: Refused) -> bool:
+    """Tell whether all chunks of a part of a data set were written. Raises `refused` for one that is too short."""
+    try:
+        return check_chunks(node, selection)
+    except ValueError as error:
+        raise refused(path, str(error)) from None
 
 
 def check_chunks(node: Any, selection: Selection) -> bool:

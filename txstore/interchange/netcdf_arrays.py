@@ -39,7 +39,7 @@ class NetcdfArrays:
         self._opened = None if place.is_local else place.fs.open(place.root, "rb")
         self._datasets: list[Any] = []  # opened by xarray: only closing these closes the file
         self._groups: dict[str, Any] = {}
-        self._url = place.url
+        self._refused = place.refused
         self._file: Any = None  # as HDF5
         try:
             content = place.root if self._opened is None else self._opened
@@ -77,7 +77,7 @@ class NetcdfArrays:
 
     def describe(self, store: Any, shapes: Mapping[str, tuple[int, ...]], chunks: Mapping[str | int, int]) -> None:
         for group, dataset in self._groups.items():
-            # One element of each array, in place of those that are copied block by block: no chunk is read here.
+            # xarray writes one element of each array, which stands for those that the import copies: it reads no chunk.
             sample = dataset.isel(dict.fromkeys(dataset.dims, slice(0, 1))).drop_encoding()
             for name, variable in sample.variables.items():
                 path = _join(group, name)
@@ -120,9 +120,6 @@ class NetcdfArrays:
                 return self._file[each]
         raise self._refused(path, "its values are not found in the file")
 
-    def _refused(self, path: str, reason: str) -> SourceError:
-        return SourceError(self._url, f"{path!r} can't be imported: {reason}. To leave it out: exclude=[{path!r}]")
-
 
 #: How many bytes a value has, by the number of its type in NetCDF 3.
 _SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 4, 6: 8, 7: 1, 8: 2, 9: 4, 10: 8, 11: 8}
@@ -131,7 +128,7 @@ _SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 4, 6: 8, 7: 1, 8: 2, 9: 4, 10: 8, 11: 8}
 def _check_length(place: Place) -> None:
     """Raise `SourceError` if a file of NetCDF 3 is shorter than its header says.
 
-    The library of NetCDF returns other values of the file, and zeros, for those that are cut off.
+    For values that a shorter file lacks, the library of NetCDF returns others of the file, and zeros.
     """
     size = place.file().size
     with place.fs.open(place.root, "rb") as file:

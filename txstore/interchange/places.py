@@ -140,6 +140,10 @@ class Place:
     def __repr__(self) -> str:
         return f"<Place {self.url}>"
 
+    def refused(self, path: str, reason: str) -> SourceError:
+        """Return the error for an array or group of a file that can't be imported."""
+        return SourceError(self.url, f"{path!r} can't be imported: {reason}. To leave it out: exclude=[{path!r}]")
+
     @property
     def is_local(self) -> bool:
         return self._has_protocol({"file"})

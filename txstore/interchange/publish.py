@@ -279,12 +279,10 @@ class _Publication:
 
     def _copy_replaced(self) -> None:
         """Copy what an erasure of rows has replaced, and no commit has written since: that of a frozen branch."""
-        for record in read_records(self._repo.engine.storage):
-            paths = () if record.table is None else record.paths
-            for key in (key for path in paths for key in self._snapshot.keys_below(path)):
-                found = self._snapshot.lookup(key)
-                if found is not None and found.is_replaced:
-                    self._copy(key, compare=True)
+        records = read_records(self._repo.engine.storage)
+        paths = {path for record in records if record.table is not None for path in record.paths}
+        for key in self._snapshot.replaced_below(sorted(paths)):
+            self._copy(key, compare=True)
 
     def _write_chunks(self) -> None:
         self._copy_replaced()

@@ -598,8 +598,7 @@ class _Erasing:
         """
         while True:
             head = self._snapshots.newest(branch)
-            below = (key for path in self.paths for key in head.keys_below(path))
-            keys = [key for key in below if (found := head.lookup(key)) is not None and found.is_replaced]
+            keys = list(head.replaced_below(self.paths))
             try:
                 if keys:
                     self._renew(head, branch, keys)

@@ -217,7 +217,7 @@ class HistoryCheck:
             if any(content):  # all zeros: its writer was killed, or power was lost, before the write
                 self._faults.add(Fault(path, error.reason, part="head cache"))
             return
-        if not self._commits.store.head_caches.is_durable(head_cache):
+        if not head_cache.is_durable_at(self._commits.storage.place()):
             return
         try:
             stored = self._commits.files.read(branch, head_cache.version)

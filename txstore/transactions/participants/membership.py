@@ -380,7 +380,7 @@ class Siblings:
 
         Where it takes a while to tell who lives, this returns none.
         """
-        # Not those of which no frame was read: who has just created its file may not hold it yet.
+        # A participant that has just created its file may not hold it yet: whoever has no frame yet counts as living.
         begun = {number for number, tail in self._tails.items() if number and tail.last >= 0 and not tail.is_sealed}
         unsealed = begun - {self._staged.me} - self._left_out.keys()
         if not unsealed or shared.storage.capabilities.holders_trusted:
