@@ -153,12 +153,8 @@ class BranchesOnDisk:
                 return None
             if not (is_durable or is_of_boot or self._is_whole(found, newest)):
                 return None
-        if (
-            is_durable
-            and found is not None
-            and head_cache.version > self._durable.version(branch)
-            and head_cache.is_durable_at(self._storage.place())
-        ):
+        is_newer = is_durable and found is not None and head_cache.version > self._durable.version(branch)
+        if is_newer and head_cache.is_durable_at(self._storage.place()):
             self._durable.reach(branch, head_cache.version)
         return found
 

@@ -26,7 +26,6 @@ _OTHERS = {4: "szip", 5: "nbit", 6: "scaleoffset"}
 _CHECKSUM = 4
 _PIECE = 1 << 20
 
-
 Refused: TypeAlias = Callable[[str, str], Exception]
 
 

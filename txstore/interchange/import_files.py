@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -21,9 +22,13 @@ from txstore.interchange.import_targets import PROPERTY, check_free, check_same_
 from txstore.interchange.places import FORMATS, HDF5, NETCDF, ZARR, ForeignFile, Place, Source, places, stamp
 from txstore.progress import Progress
 from txstore.store import TxStore
+from txstore.transactions.transaction import Transaction
 
 if TYPE_CHECKING:
     from txstore.store import OpenedRepository
+
+#: Seconds after which an import with a name keeps what it has staged: one that is killed then goes on from there.
+KEEP_EVERY = 1.0
 
 
 @concealing
@@ -149,9 +154,13 @@ class _Import:
         self._files = files
         self._resuming = resuming
         self._progress = progress
-        self._done = self._total = 0
+        self._done, self._total, self._kept_at = 0, 0, time.monotonic()
 
     def _advance(self, count: int) -> None:
+        transaction = self._store.mapping
+        if self._resuming and isinstance(transaction, Transaction) and time.monotonic() - self._kept_at >= KEEP_EVERY:
+            transaction.participation.seal()
+            self._kept_at = time.monotonic()
         self._done += count
         if self._progress is not None:
             self._progress(self._done, self._total)
