@@ -230,7 +230,7 @@ OPENED_ELSEWHERE = {
     "cli.main._nodes": "lists nodes, and reads no chunk",
     "cli.main._one_by_one": "lists nodes beside one that is odd, and reads no chunk",
     "cli.demo": "the demonstration, which reads what it has written",
-    "interchange.netcdf_arrays.NetcdfArrays": "files of NetCDF: no codecs of Zarr",
+    "interchange.hdf5_arrays.NetcdfArrays": "files of NetCDF: no codecs of Zarr",
     "interchange.virtual_datasets": "makes groups, and resizes arrays",
     "interchange.zarr_arrays.ZarrArrays.__init__": "then calls `made_own`",
     "labels.groups.LabelledGroup.__init__": "then calls `made_own`",

@@ -1493,7 +1493,7 @@ class Repository:
         FileExistsError
             An array or group exists at this path.
         """
-        from txstore.interchange.import_references import import_references
+        from txstore.interchange.manifests import import_references
 
         with showing(progress, "import") as told:
             return import_references(

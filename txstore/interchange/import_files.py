@@ -18,8 +18,9 @@ from txstore.format.keys import document_key, is_document
 from txstore.interchange import zarr_arrays
 from txstore.interchange.arrays import ForeignArray, ForeignArrays, blocks, copy_array, same
 from txstore.interchange.concealing import concealing
+from txstore.interchange.hdf5_arrays import Hdf5Arrays, NetcdfArrays
 from txstore.interchange.import_targets import PROPERTY, check_free, check_same_import, checked_path, documents_at
-from txstore.interchange.places import FORMATS, HDF5, NETCDF, ZARR, ForeignFile, Place, Source, places, stamp
+from txstore.interchange.places import FORMATS, NETCDF, ZARR, ForeignFile, Place, Source, places, stamp
 from txstore.progress import Progress
 from txstore.store import TxStore
 from txstore.transactions.transaction import Transaction
@@ -107,15 +108,9 @@ class _Job:
         return [{"": place.file()} for place in self.places]
 
     def open(self, place: Place) -> ForeignArrays:
-        if self.format == NETCDF:
-            from txstore.interchange.netcdf_arrays import NetcdfArrays
-
-            return NetcdfArrays(place, self.exclude)
-        if self.format == HDF5:
-            from txstore.interchange.hdf5_arrays import Hdf5Arrays
-
-            return Hdf5Arrays(place, self.exclude)
-        return zarr_arrays.ZarrArrays(place, self.exclude)
+        if self.format == ZARR:
+            return zarr_arrays.ZarrArrays(place, self.exclude)
+        return (NetcdfArrays if self.format == NETCDF else Hdf5Arrays)(place, self.exclude)
 
     def description(self, found: Sequence[Mapping[str, ForeignFile]]) -> dict[str, Any]:
         """Return the description of the import for the commit; a resumed import must have the same."""
