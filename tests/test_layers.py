@@ -226,7 +226,7 @@ def test_a_circle_is_found(back):
 OPENERS = {"open", "open_array", "open_group", "open_consolidated", "open_like", "load", "Array", "AsyncArray"}
 WALKERS = {"members", "arrays", "array_values", "open_zarr", "open_dataset", "open_datatree", "open_groups"}
 OPENED_ELSEWHERE = {
-    "pipeline.own_reads.open_own": "the function itself",
+    "pipeline.registration.open_own": "the function itself",
     "cli.main._nodes": "lists nodes, and reads no chunk",
     "cli.main._one_by_one": "lists nodes beside one that is odd, and reads no chunk",
     "cli.demo": "the demonstration, which reads what it has written",

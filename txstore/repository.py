@@ -65,8 +65,7 @@ from txstore.transactions.conflicts import Settle
 from txstore.transactions.participants.named import NamedTransaction, transactions
 from txstore.transactions.regions import Lock
 from txstore.transactions.transaction import Transaction
-from txstore.views.faces import RepositoryViews
-from txstore.views.following import DeclaredView
+from txstore.views.following import DeclaredView, RepositoryViews
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -487,7 +486,7 @@ class Repository:
         >>> xr.open_dataset(repo, engine="txstore").t.values
         array([1., 2., 9.])
         """
-        from txstore.labels.repeating import upsert_into  # late: it needs xarray
+        from txstore.labels.upsert import upsert_into  # late: it needs xarray
 
         return upsert_into(
             self, ds, dim=dim, group=group, existing=existing, missing=missing, message=message, branch=branch,

@@ -20,7 +20,7 @@ from tests.tools.command_line import run
 from txstore.interchange.destinations import LocalDestination, ObjectDestination, open_destination
 from txstore.interchange.export import MARKER
 from txstore.interchange.publish import STATE
-from txstore.serving.page_files import put_page
+from txstore.serving.files import put_page
 from txstore.storage.objects.interface import open_objects
 
 DEAR = b"dear"

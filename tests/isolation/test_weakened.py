@@ -33,7 +33,7 @@ from tests.isolation.weaknesses import (
     two_mappings,
 )
 from tests.tools.arrays import add_part, append, attributes, create, delete, edit_document, part, put, resize
-from txstore.codecs.chunk_merging import ChunkMerger
+from txstore.codecs.chunk_codec import ChunkMerger
 from txstore.format import documents, packfile
 from txstore.format.documents import DocumentChange, Node
 from txstore.format.regions import Region

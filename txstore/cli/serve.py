@@ -104,7 +104,7 @@ def page(
     as_json: JsonOption = False,
 ) -> None:
     """Put a page beside a repository that shows it in the browser without a server: from a bucket, say."""
-    from txstore.serving.page_files import put_page  # late: no other command needs it
+    from txstore.serving.files import put_page  # late: no other command needs it
 
     open_repository(path, storage_options)  # raises if there is none
     if to is None:

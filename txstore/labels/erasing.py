@@ -19,8 +19,7 @@ from dataclasses import dataclass, field
 from itertools import groupby
 from typing import TYPE_CHECKING, Any
 
-from txstore.codecs.chunk_codec import NotMergeableError
-from txstore.codecs.chunk_filling import ChunkFiller
+from txstore.codecs.chunk_codec import ChunkFiller, NotMergeableError
 from txstore.commit import Commit, Stored
 from txstore.engine import Engine
 from txstore.errors import CorruptionError, ErasureError, NodeNotFoundError

@@ -23,7 +23,7 @@ from txstore.history.snapshot import Snapshot
 from txstore.labels.choosing import Choice, Positions
 
 if TYPE_CHECKING:
-    from txstore.codecs.chunk_filling import Places
+    from txstore.codecs.chunk_codec import Places
     from txstore.format.grids import Grid
 
 #: What a chunk key's elements are chosen by: boxes whose union counts, one for each way to assign axes to dimensions.

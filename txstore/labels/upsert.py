@@ -1,8 +1,8 @@
 """Writes a dataset by the labels of its coordinates: rows that are there are changed, others are added.
 
-Values are encoded as the arrays of a store hold them: in their CF units, scales and dtypes. Each block is checked when
-it is encoded, lazy ones when they are computed: no value may be read as another one. Only floats are rounded, where the
-stored array has fewer digits, or a scale.
+Into a repository it is done in a transaction, again on each new head until it commits, always by label. Two upserts of
+different labels both survive: the second one finds the rows where the first one has left them. If another process has
+changed the same label since the call began, that is a conflict, as between any two transactions (I5).
 """
 
 from __future__ import annotations
@@ -15,26 +15,154 @@ import numpy as np
 import numpy.typing as npt
 import zarr
 
-from txstore.interfaces import AnyStore, check_store, zarr_store
+from txstore.errors import LabelConflictError
+from txstore.interfaces import AnyRepository, AnyStore, check_store, zarr_store
 from txstore.labels import matching
-from txstore.labels.encoding import TEXT, check_not_missing, encode_first_labels, encode_labels, encode_texts
+from txstore.labels.encoding import encode_first_labels, encode_labels, encode_variable
 from txstore.labels.grids import Positions, axes_of, differ, pieces, read, write
 from txstore.labels.groups import LabelledGroup, open_group
 from txstore.labels.matching import Placed, RepeatedLabelsError
 from txstore.labels.moving import Moved, move_rows
-from txstore.labels.rows import RowBlock, blocks, write_block
-from txstore.labels.times import (
-    cast_times,
-    check_no_zone,
-    encode_in_units,
-    in_nanoseconds,
-    in_units_of_encoding,
-    is_time,
-    read_back,
-)
+from txstore.labels.rows import RowBlock, blocks, part_of, write_block
+from txstore.labels.times import check_no_zone, in_units_of_encoding
 
 if TYPE_CHECKING:
     import xarray as xr
+
+
+class _LeftError(Exception):
+    """Leaves the transaction's block without a commit, and is not tried again. Internal."""
+
+
+def upsert_into(
+    repository: AnyRepository,
+    ds: xr.Dataset,
+    *,
+    dim: str | Sequence[str],
+    group: str,
+    existing: Existing,
+    missing: Missing,
+    message: str | None,
+    branch: str,
+    properties: Mapping[str, Any] | None,
+    timeout: float,
+) -> Upserted:
+    """Commit an upsert. `Repository.upsert` documents the parameters and errors."""
+    # The base of the caller is the head now. It stays readable as long as this store is there.
+    began = repository.snapshot(branch=branch) if repository.exists and repository.head(branch) is not None else None
+    overlapping: list[LabelConflictError] = []
+    told = f"upsert of {_described(ds, dim)}" if message is None else message
+
+    def step(store: AnyStore) -> Upserted:
+        now = store.base
+        if existing == "update" and now is not None and (began is None or began.base.id != now.id):
+            conflict = overlap(ds, named(ds, dim), group, began, store)
+            if conflict is not None:  # other commits changed the same labels
+                overlapping.append(conflict)
+                raise _LeftError
+        done = upsert(ds, store, dim=dim, group=group, existing=existing, missing=missing)
+        if not done:
+            raise _LeftError
+        return done
+
+    try:
+        return repository.run(step, timeout=timeout, message=told, branch=branch, properties=properties)
+    except _LeftError:
+        if overlapping:
+            raise overlapping[0] from None
+        return Upserted(0, 0)
+    finally:
+        if began is not None:
+            began.close()
+
+
+def _described(ds: xr.Dataset, dim: str | Sequence[str]) -> str:
+    return ", ".join(f"{ds.sizes[name]} labels of {name}" for name in named(ds, dim))
+
+
+def overlap(
+    ds: xr.Dataset, dims: tuple[str, ...], group: str, before: AnyStore | None, now: AnyStore
+) -> LabelConflictError | None:
+    """Return the conflict of a dataset with what was committed between two commits; None if there is none.
+
+    An element is in conflict if it was changed in between, and is not what the dataset has for it.
+    """
+    here = open_group(now, group)
+    there = None if before is None else open_group(before, group)
+    if here is None or not here.with_dimension(dims):
+        return None
+    plan = UpsertPlan(ds, here, dims)
+    found = {name: plan.find(name) for name in dims}
+    known = _found_before(ds, dims, there)
+    marks = {name: (found[name] < 0) & (known[name] >= 0) for name in dims}  # rows that were removed
+    for name in plan.variables:
+        if name not in dims and name in here.variables:
+            for axis, mask in _changed(plan, name, there, found, known).items():
+                marks[axis] |= mask
+    labels = {name: list(ds.variables[name].values[mask]) for name, mask in marks.items() if mask.any()}
+    if not labels:
+        return None
+    shown = "; ".join(f"{name} {plan.shown(name, np.flatnonzero(marks[name]))}" for name in labels)
+    return LabelConflictError(
+        labels, [here.path_of(name) for name in labels], shown=shown, base=None if before is None else before.base,
+        head=now.base,
+    )  # fmt: skip
+
+
+def _found_before(ds: xr.Dataset, dims: tuple[str, ...], there: LabelledGroup | None) -> dict[str, Positions]:
+    if there is None or not all(name in there.variables for name in dims):
+        return {name: np.full(ds.sizes[name], -1, np.intp) for name in dims}
+    plan = UpsertPlan(ds, there, dims)
+    return {name: plan.find(name) for name in dims}
+
+
+def _changed(
+    plan: UpsertPlan,
+    name: str,
+    there: LabelledGroup | None,
+    found: Mapping[str, Positions],
+    known: Mapping[str, Positions],
+) -> dict[str, npt.NDArray[np.bool_]]:
+    """Return which labels of one variable were changed in between, and are not what the dataset says."""
+    dims, values = plan.dims_of(name), plan.encoded(name)
+    axes = [axis for axis, dim in enumerate(dims) if dim in found]
+    marks = {dims[axis]: np.zeros(values.shape[axis], bool) for axis in axes}
+    source = [
+        np.flatnonzero(found[dim] >= 0) if dim in found else np.arange(n)
+        for dim, n in zip(dims, values.shape, strict=True)
+    ]
+    target = [found[dim][along] if dim in found else along for dim, along in zip(dims, source, strict=True)]
+    array = plan.group.array(name)
+    old = there.array(name) if there is not None and name in there.variables else None
+    for piece in pieces(array, source, target):
+        present = read(array, piece.target)
+        mine = part_of(values, piece).astype(present.dtype, copy=False)
+        mask = differ(mine, present)
+        if not mask.any():
+            continue
+        places = [known[dim][along] if dim in known else along for dim, along in zip(dims, piece.source, strict=True)]
+        mask &= _differs_from_before(old, places, present, array.fill_value, counts_new=len(axes) == 1)
+        for axis in axes:
+            marks[dims[axis]][piece.source[axis]] |= mask.any(
+                axis=tuple(other for other in range(mask.ndim) if other != axis)
+            )
+    return marks
+
+
+def _differs_from_before(
+    old: Any, places: Sequence[Positions], present: npt.NDArray[Any], fill: Any, *, counts_new: bool
+) -> npt.NDArray[np.bool_]:
+    """Return which present elements were other before. `places`: where they were, -1 for rows that were not there.
+
+    Of a new row, all is changed; along several dimensions, what is not the fill value: it may be just room.
+    """
+    changed = np.ones(present.shape, bool) if counts_new else differ(present, np.full_like(present, fill))
+    were = [np.flatnonzero(along >= 0) for along in places]
+    if old is not None and all(map(len, were)):
+        before = read(old, [along[kept] for along, kept in zip(places, were, strict=True)])
+        inside = np.ix_(*were)
+        changed[inside] = differ(present[inside], before.astype(present.dtype, copy=False))
+    return changed
 
 
 Existing = Literal["update", "keep", "raise"]
@@ -397,163 +525,3 @@ def _within(value: Any, depth: int) -> Iterator[zarr.Array[Any]]:
     elif type(value).__module__.startswith("xarray."):
         for name in ("array", "_array"):  # one around the other; the last one is around zarr's
             yield from _within(getattr(value, name, None), depth)
-
-
-Values = npt.NDArray[Any]
-
-
-def encode_variable(name: str, variable: xr.Variable, stored: xr.Variable) -> Any:
-    """Return the data of a variable as the stored one holds them: a numpy array, or a lazy one of Dask.
-
-    Raises `ValueError` if the variable does not fit; if it is lazy, its values do so when they are computed.
-    """
-    import xarray as xr  # late: xarray is an extra
-
-    if set(variable.dims) != set(stored.dims):
-        raise ValueError(f"{name!r} has dimensions {variable.dims}, and the stored array {stored.dims}")
-    check_no_zone(name, variable)
-    if not variable.size:  # of objects, no type says whether they would be dates
-        return np.empty([variable.sizes[dim] for dim in stored.dims], stored.dtype)
-    if not stored.size:  # xarray can't decode no dates of a calendar such as 360_day
-        stored = xr.Variable(stored.dims, np.zeros((1,) * stored.ndim, stored.dtype), stored.attrs)
-    encoding = xr.conventions.decode_cf_variable(name, stored, decode_timedelta=True).encoding
-    has_times = is_time(variable)
-    _check_dtype(name, variable, stored, encoding, has_times=has_times)
-    encoder = _Encoder(name, tuple(stored.dims), stored.dtype, dict(stored.attrs), encoding, has_times)
-    variable = variable.transpose(*stored.dims)
-    if variable.chunks is None:
-        return encoder(np.asarray(variable.values))
-    meta = np.empty((0,) * variable.ndim, stored.dtype)
-    return variable.data.map_blocks(encoder, dtype=stored.dtype, meta=meta)
-
-
-def _check_dtype(
-    name: str, variable: xr.Variable, stored: xr.Variable, encoding: Mapping[str, Any], *, has_times: bool
-) -> None:
-    """Refuse what would be stored as other values without a word: fractions as integers, dates as numbers."""
-    is_packed = not {"scale_factor", "add_offset", "_FillValue", "missing_value"}.isdisjoint(encoding)
-    given, kept = variable.dtype.kind, stored.dtype.kind
-    fits = (
-        (kept in TEXT and given in TEXT)
-        or (has_times and ("units" in encoding or given == kept))
-        or (
-            given in "biufc"
-            and kept in "biufc"
-            and ((is_packed and given != "c") or np.can_cast(variable.dtype, stored.dtype, "same_kind"))
-        )
-    )
-    if not fits:
-        raise TypeError(f"{name!r} is stored as {stored.dtype}, and the dataset has {variable.dtype}: convert it first")
-
-
-@dataclass(frozen=True)
-class _Encoder:
-    """Encodes blocks of one variable. `attributes` and `encoding` are those of the stored array."""
-
-    name: str
-    dims: tuple[Any, ...]
-    dtype: np.dtype[Any]
-    attributes: dict[str, Any]
-    encoding: dict[str, Any]
-    has_times: bool
-
-    def __call__(self, values: Values) -> Values:
-        if not values.size:
-            return np.empty(values.shape, self.dtype)
-        if self.has_times:
-            return self._times(in_nanoseconds(values))
-        return self._texts(values) if values.dtype.kind in TEXT else self._numbers(values)
-
-    @property
-    def _fill(self) -> Any:
-        """What stands for missing values; None if nothing does."""
-        return self.attributes.get("_FillValue", self.attributes.get("missing_value"))
-
-    @property
-    def _has_missing_as_nan(self) -> bool:
-        return self._fill is None or bool(np.isnan(np.asarray(self._fill, self.dtype)))
-
-    def _check(self, values: Values, fits: Any, reason: str) -> None:
-        wrong = ~np.broadcast_to(np.asarray(fits, bool), values.shape)
-        if wrong.any():
-            raise ValueError(f"{self.name!r}: {values[wrong][0]} can't be stored as {self.dtype}{reason}")
-
-    def _times(self, values: Values) -> Values:
-        import xarray as xr  # late: xarray is an extra
-
-        if self.dtype.kind in "mM":
-            encoded, same = cast_times(values, self.dtype)
-            self._check(values, same, ": round it")
-            return encoded
-        units = self.attributes.get("units")
-        plain = xr.Variable(self.dims, values, {}, self.encoding)
-        with np.errstate(invalid="ignore"):
-            encoded = np.asarray(encode_in_units(self.name, plain, units).values).astype(self.dtype)
-        same, present = read_back(self.name, values, encoded, self.attributes)
-        is_exact = self.dtype.kind in "iu" and "scale_factor" not in self.attributes
-        self._check(values, same if is_exact else present, f" in units {units!r}: it would be read as another time")
-        return encoded
-
-    def _texts(self, values: Values) -> Values:
-        if values.dtype.kind == "O":
-            import pandas  # late: xarray, which needs it, is an extra
-
-            missing = np.asarray(pandas.isna(values))
-            if self._fill is None:
-                self._check(values, ~missing, " text, and the array has no _FillValue: fill it, or drop these rows")
-            values = np.where(missing, self._fill, values)
-        return encode_texts(self.name, values, self.dtype)
-
-    def _numbers(self, values: Values) -> Values:
-        is_scaled = not {"scale_factor", "add_offset"}.isdisjoint(self.attributes)
-        if values.dtype == self.dtype and values.dtype.kind in "fc" and not is_scaled and self._has_missing_as_nan:
-            return values  # most data: each value is what is stored
-        found = self._scaled(values) if is_scaled else values
-        missing = np.isnan(found) if found.dtype.kind in "fc" else np.zeros(found.shape, bool)
-        told = f" with scale {self.attributes.get('scale_factor', 1)}" if is_scaled else ""
-        with np.errstate(invalid="ignore", over="ignore"):
-            if self.dtype.kind in "iu":
-                if self._fill is None:
-                    self._check(values, ~missing, f"{told}, and the array has no _FillValue: fill it")
-                encoded, fits = self._integers(found, missing, is_scaled=is_scaled)
-            else:
-                encoded = np.asarray(found.astype(self.dtype))
-                if found.dtype.kind in "iu":
-                    fits = encoded.astype(found.dtype) == found
-                else:
-                    fits = ~np.isinf(encoded) | np.isinf(found)
-        self._check(
-            values, fits | missing, f"{told}: it would be another number. Write the array anew with a wider dtype"
-        )
-        if missing.any() and self._fill is not None:
-            encoded = np.where(missing, np.asarray(self._fill).astype(self.dtype), encoded)
-        if self.dtype.kind in "iu" or values.dtype.kind in "iu":
-            kept = ~missing
-            check_not_missing(self.name, values[kept], encoded[kept], self.attributes)
-        return encoded
-
-    def _scaled(self, values: Values) -> Values:
-        """Return values as they are before xarray rounds them: in the floats that it calculates with."""
-        import xarray as xr  # late: xarray is an extra
-
-        packed = ("scale_factor", "add_offset")
-        encoding: dict[str, Any] = {key: self.attributes[key] for key in packed if key in self.attributes}
-        if self._fill is not None:  # xarray keeps the dtype of the values then
-            encoding["_FillValue"] = np.nan
-        plain = xr.Variable(self.dims, values if values.dtype.kind == "f" else values.astype("f8"), {}, encoding)
-        return np.asarray(xr.conventions.encode_cf_variable(plain, name=self.name).values)
-
-    def _integers(self, found: Values, missing: Values, *, is_scaled: bool) -> tuple[Values, npt.NDArray[np.bool_]]:
-        """Return numbers as integers, and which of them are such."""
-        kind = {"true": "u", "false": "i"}.get(str(self.attributes.get("_Unsigned")).lower(), self.dtype.kind)
-        own = np.dtype(f"{kind}{self.dtype.itemsize}")
-        if found.dtype.kind in "biu":
-            encoded = found.astype(own)
-            fits = (encoded.astype(found.dtype) == found) & ((encoded < 0) == (found < 0))
-        else:
-            whole, limits = np.rint(found), np.iinfo(own)
-            # The highest integer of 64 bits is no float: the one above it is.
-            fits = (whole >= limits.min) & (whole < float(limits.max) + (own.itemsize < 8))
-            fits &= is_scaled | (whole == found)
-            encoded = np.where(fits & ~missing, whole, 0).astype(own)
-        return np.asarray(encoded).view(self.dtype), fits

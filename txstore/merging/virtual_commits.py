@@ -1,6 +1,6 @@
 """Shows a commit as changed by merges, in memory, and how it differs from another such state.
 
-The base of a merge whose sides have several best common ancestors is one (`merge_bases`).
+The base of a merge whose sides have several best common ancestors is one (`merge_commits`).
 """
 
 from __future__ import annotations
