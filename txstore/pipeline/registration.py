@@ -1,4 +1,4 @@
-"""Makes zarr use the pipeline and the caller's thread for arrays over a `TxStore` only; opens those TxStore itself reads.
+"""Makes zarr use our pipeline, and the caller's thread, for arrays over a `TxStore` only. Opens arrays that we read.
 
 A stranger may have written the documents and chunks of the arrays that TxStore reads on its own. All other reads are
 the user's, and zarr does them. `tests/test_layers.py` finds an array that is opened elsewhere.
