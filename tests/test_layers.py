@@ -227,8 +227,8 @@ OPENERS = {"open", "open_array", "open_group", "open_consolidated", "open_like",
 WALKERS = {"members", "arrays", "array_values", "open_zarr", "open_dataset", "open_datatree", "open_groups"}
 OPENED_ELSEWHERE = {
     "pipeline.registration.open_own": "the function itself",
-    "cli.main._nodes": "lists nodes, and reads no chunk",
-    "cli.main._one_by_one": "lists nodes beside one that is odd, and reads no chunk",
+    "cli.nodes._nodes": "lists nodes, and reads no chunk",
+    "cli.nodes._one_by_one": "lists nodes beside one that is odd, and reads no chunk",
     "cli.demo": "the demonstration, which reads what it has written",
     "interchange.hdf5_arrays.NetcdfArrays": "files of NetCDF: no codecs of Zarr",
     "interchange.virtual_datasets": "makes groups, and resizes arrays",

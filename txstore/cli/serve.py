@@ -22,13 +22,14 @@ from txstore.cli.options import (
     options_of,
 )
 from txstore.cli.output import (
+    app,
+    command,
     log_printer,
     print_outcome,
-    reporting_errors,
 )
 
 
-@reporting_errors
+@command(app)
 def serve(
     path: PathArgument,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="The address to listen on.")] = "127.0.0.1",
@@ -88,7 +89,7 @@ def serve(
         server.serve_here()
 
 
-@reporting_errors
+@command(app)
 def page(
     path: PathArgument,
     to: Annotated[
