@@ -73,9 +73,8 @@ if TYPE_CHECKING:
     from txstore.comparing.blame import Blame
     from txstore.deriving.definitions import ViewDefinition
     from txstore.interchange.checkout import Checkout
-    from txstore.interchange.export import Export
     from txstore.interchange.places import Source
-    from txstore.interchange.publish import Published
+    from txstore.interchange.publish import Export, Published
     from txstore.interchange.references import References
     from txstore.labels import Upserted
     from txstore.serving.server import Shown
@@ -1545,7 +1544,7 @@ class Repository:
             A file of this repository is damaged.
         """
         self._existing()
-        from txstore.interchange.export import export
+        from txstore.interchange.publish import export
 
         with showing(progress, "export") as told:
             return export(

@@ -55,6 +55,8 @@ if TYPE_CHECKING:
     from txstore.history.operations import LoggedOperation
     from txstore.repository import Repository
 
+__all__ = ["app"]
+
 app.add_typer(transactions.app, name="tx")
 app.add_typer(branches.branches_app, name="branch")
 app.add_typer(branches.tags_app, name="tag")

@@ -37,9 +37,8 @@ from txstore.maintenance.check_file import (
     frames_end,
     open_run,
 )
-from txstore.maintenance.commits_of_faults import ListedRun, Place, Tracer
 from txstore.maintenance.reachable import living_branches
-from txstore.maintenance.report import Fault, Faults, Report
+from txstore.maintenance.report import Fault, Faults, ListedRun, Place, Report, Tracer
 from txstore.progress import Progress
 from txstore.segments.ranged_packs import open_packs
 from txstore.segments.ranged_runs import is_replaced

@@ -11,8 +11,7 @@ from typing import Any
 
 from txstore.commit import MAIN, Commit
 from txstore.deriving import declared
-from txstore.deriving.commits import Value
-from txstore.deriving.declared import Backfill, CommitAt, Reached
+from txstore.deriving.declared import Backfill, CommitAt, Reached, Value
 from txstore.deriving.definitions import ViewDefinition
 from txstore.deriving.derivation import derive, derive_part
 from txstore.errors import CommitNotFoundError, SnapshotExpiredError
