@@ -27,9 +27,8 @@ if TYPE_CHECKING:
 
     from txstore.codecs.part_codec import PartCodec
 
+    #: What is stored under the key of a chunk; None if there is nothing, which is all fill value.
     Value: TypeAlias = Buffer | None
-    from typing_extensions import Buffer
-
 
 #: Bytes of a chunk that is decoded: how large it is, a document says.
 MAX_CHUNK = 2 << 30
