@@ -16,7 +16,7 @@ from txstore.errors import CorruptionError, SourceError
 from txstore.format.consolidated import plain_document
 from txstore.format.keys import document_key, is_document
 from txstore.interchange import zarr_arrays
-from txstore.interchange.arrays import ForeignArray, ForeignArrays, blocks, copy_array, same
+from txstore.interchange.arrays import ForeignArray, blocks, copy_array, same
 from txstore.interchange.concealing import concealing
 from txstore.interchange.hdf5_arrays import Hdf5Arrays, NetcdfArrays
 from txstore.interchange.import_targets import PROPERTY, check_free, check_same_import, checked_path, documents_at
@@ -107,7 +107,7 @@ class _Job:
             return [zarr_arrays.hierarchy_files(place, self.exclude) for place in self.places]
         return [{"": place.file()} for place in self.places]
 
-    def open(self, place: Place) -> ForeignArrays:
+    def open(self, place: Place) -> zarr_arrays.ZarrArrays | Hdf5Arrays | NetcdfArrays:
         if self.format == ZARR:
             return zarr_arrays.ZarrArrays(place, self.exclude)
         return (NetcdfArrays if self.format == NETCDF else Hdf5Arrays)(place, self.exclude)

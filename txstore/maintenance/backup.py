@@ -35,7 +35,7 @@ from txstore.locks.pins import Pins
 from txstore.maintenance.check_file import Files, check_frames, check_sections, frames_end, open_run
 from txstore.maintenance.erase import scrub, write_record
 from txstore.maintenance.reachable import data_packs, hold_all
-from txstore.maintenance.replacement_packs import RowFates
+from txstore.maintenance.replacement_packs import row_fates
 from txstore.maintenance.report import Fault
 from txstore.maintenance.scrub import Survey, survey
 from txstore.progress import Progress
@@ -306,7 +306,7 @@ class _BackUp:
         """
         gone = set(copies.files.branch_directories()) - record.until.keys() - self._oldest_kept_versions.keys()
         until = {**record.until, **{branch: max(copies.files.versions(branch), default=-1) for branch in gone}}
-        return survey(copies, record.paths, until, None if record.table is None else RowFates(self.source, record))
+        return survey(copies, record.paths, until, None if record.table is None else row_fates(self.source, record))
 
     def _copy_replacements(self, record: ErasureRecord, table: ReplacementTable) -> None:
         """Copy the values that replace others, and say so: from then on a reader of the copy finds them."""

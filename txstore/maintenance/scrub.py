@@ -11,9 +11,9 @@ from __future__ import annotations
 import contextlib
 import os
 import posixpath
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from txstore._native import index, index_fallback
 from txstore.commit import Stored
@@ -54,17 +54,13 @@ class _RunRewrite(NamedTuple):
     kind_after: index_fallback.KindAfter
 
 
-class Fates(Protocol):
+class Fates(NamedTuple):
     """Says what becomes of each value below the paths, if not all of them are erased."""
 
     packs: frozenset[bytes]
     """The packs that are part of the answer: their values stay."""
-
-    def of(self, pack: PackName, offset: int) -> int | None:
-        """Return the kind that refs to a value have afterwards; None if it stays.
-
-        `REF_PACK`: another value replaces it.
-        """
+    of: Callable[[PackName, int], int | None]
+    """Returns the kind that refs to a value have afterwards; None if it stays. `REF_PACK`: another one replaces it."""
 
 
 @dataclass(slots=True)

@@ -28,6 +28,7 @@ if TYPE_CHECKING:
     import numpy.typing as npt
     from typing_extensions import Buffer
 
+    #: The stored values of a chunk at the base, and at both sides.
     Three: TypeAlias = tuple[Buffer | None, Buffer | None, Buffer | None]
 
 
