@@ -879,7 +879,7 @@ class Repository:
         self._existing()
         if source == branch:
             raise ValueError(f"{source!r} can't be merged into itself: name two branches")
-        change = merge_commits.OfBranch(self.engine, self.engine.branch(source), source)
+        change = partial(merge_commits.of_branch, self.engine.branch(source), source)
         with showing(progress, "merge") as told:
             return self._apply(change, branch, resolve, append, message, properties, dry_run=dry_run, progress=told)
 
@@ -990,9 +990,9 @@ class Repository:
         change = self._change_of(commit, branch, reverts=True)
         return self._apply(change, branch, resolve, None, message, properties, dry_run=dry_run)
 
-    def _change_of(self, commit: At, branch: str, *, reverts: bool) -> merge_commits.OfCommit:
+    def _change_of(self, commit: At, branch: str, *, reverts: bool) -> merge_commits.Source:
         found = find_commit(self._existing(), commit, self.engine.branch(branch))
-        return merge_commits.OfCommit(self.engine, found, reverts=reverts)
+        return partial(merge_commits.of_commit, found, reverts)
 
     @keeps_nothing
     def _apply(
@@ -1007,12 +1007,10 @@ class Repository:
         dry_run: bool,
         progress: Progress | None = None,
     ) -> Commit | MergePlan:
-        target = self.engine.branch(branch)
+        what = self.engine, change, self.engine.branch(branch), resolve
         if dry_run:
-            return merge_commits.preview(change, target, resolve, append=append, progress=progress)
-        made = merge_commits.commit(
-            change, target, resolve, append=append, message=message, properties=properties, progress=progress
-        )
+            return merge_commits.preview(*what, append=append, progress=progress)
+        made = merge_commits.commit(*what, append=append, message=message, properties=properties, progress=progress)
         if made.commit is None:
             raise CommitNotFoundError(f"branch {branch!r}", advice="it has no commits yet")
         return made.commit

@@ -299,65 +299,39 @@ class Incoming(NamedTuple):
     message: str
 
 
-class Source:
-    """The source of a change, which can be applied to any head."""
-
-    def __init__(self, engine: Engine) -> None:
-        self.engine = engine
-
-    def onto(self, head: Stored) -> Incoming | None:
-        """Return the change for a head; None if the head has it already."""
-        raise NotImplementedError
+#: Returns the change for a head, to which it can be applied; None if the head has it already.
+Source: TypeAlias = Callable[[Engine, Stored], Incoming | None]
 
 
-class OfBranch(Source):
-    """All changes that a branch has and the target lacks: a merge."""
-
-    def __init__(self, engine: Engine, branch: str, name: str) -> None:
-        super().__init__(engine)
-        self._branch = branch
-        self._name = name
-
-    def onto(self, head: Stored) -> Incoming | None:
-        commits = self.engine.commits
-        commits.branches.check_living(self._branch)
-        theirs = commits.head(self._branch)
-        if theirs is None:
-            raise CommitNotFoundError(f"branch {self._name!r}", advice="it has no commits yet")
-        try:
-            best = common_ancestors(commits, head, theirs)
-        except SnapshotExpiredError as error:
-            raise NoCommonAncestorError(head.commit, theirs.commit) from error
-        if not best:
-            raise NoCommonAncestorError(head.commit, theirs.commit)
-        if best[0].name == theirs.name:
-            return None
-        return Incoming(best, theirs, theirs, f"merge of {theirs.commit}")
+def of_branch(branch: str, name: str, engine: Engine, head: Stored) -> Incoming | None:
+    """A `Source`: all changes that a branch has and the target lacks: a merge."""
+    commits = engine.commits
+    commits.branches.check_living(branch)
+    theirs = commits.head(branch)
+    if theirs is None:
+        raise CommitNotFoundError(f"branch {name!r}", advice="it has no commits yet")
+    try:
+        best = common_ancestors(commits, head, theirs)
+    except SnapshotExpiredError as error:
+        raise NoCommonAncestorError(head.commit, theirs.commit) from error
+    if not best:
+        raise NoCommonAncestorError(head.commit, theirs.commit)
+    if best[0].name == theirs.name:
+        return None
+    return Incoming(best, theirs, theirs, f"merge of {theirs.commit}")
 
 
-class OfCommit(Source):
-    """The changes of one commit, again; or with `reverts` the opposite."""
-
-    def __init__(self, engine: Engine, stored: Stored, *, reverts: bool) -> None:
-        super().__init__(engine)
-        self._commit = stored
-        self._reverts = reverts
-
-    def onto(self, head: Stored) -> Incoming:
-        parent, commit = parent_of(self.engine.commits, self._commit), self._commit
-        self._check_not_erased(parent)
-        said = f": {commit.header.message}" if commit.header.message else ""
-        if self._reverts:
-            return Incoming([commit], parent, None, f"revert of {commit.commit}{said}")
-        return Incoming([] if parent is None else [parent], commit, None, f"pick of {commit.commit}{said}")
-
-    def _check_not_erased(self, parent: Stored | None) -> None:
-        """Raise `ErasedError` if values that the commit wrote or deleted were erased."""
-        snapshots = self.engine.snapshots
-        before, after = snapshots.of(parent), snapshots.of(self._commit)
-        after.check_not_erased("", since=before.seq)
-        for prefix in after.runs_since(before.seq).new_prefixes(before.seq):
-            before.check_not_erased(prefix)
+def of_commit(commit: Stored, reverts: bool, engine: Engine, _head: Stored) -> Incoming:
+    """A `Source`: the changes of one commit, again; or with `reverts` the opposite."""
+    parent = parent_of(engine.commits, commit)
+    before, after = engine.snapshots.of(parent), engine.snapshots.of(commit)
+    after.check_not_erased("", since=before.seq)  # `ErasedError` if values that the commit wrote or deleted were erased
+    for prefix in after.runs_since(before.seq).new_prefixes(before.seq):
+        before.check_not_erased(prefix)
+    said = f": {commit.header.message}" if commit.header.message else ""
+    if reverts:
+        return Incoming([commit], parent, None, f"revert of {commit.commit}{said}")
+    return Incoming([] if parent is None else [parent], commit, None, f"pick of {commit.commit}{said}")
 
 
 class OpenedSnapshots:
@@ -421,6 +395,7 @@ def apply(found: MergePlan, theirs: Snapshot, transaction: Transaction) -> None:
 
 
 def preview(
+    engine: Engine,
     source: Source,
     branch: str,
     resolve: Mapping[str, Answer] | None = None,
@@ -431,14 +406,15 @@ def preview(
     """Return the plan for the head of a branch."""
     check_append(append)
     answers = Answers(resolve)  # even if there is nothing to merge, so that a mistake in them shows at once
-    head = source.engine.newest(branch)
-    change = None if head.stored is None else source.onto(head.stored)
+    head = engine.newest(branch)
+    change = None if head.stored is None else source(engine, head.stored)
     if change is None:
         return MergePlan()
-    return plan(source.engine, OpenedSnapshots(source.engine), change, head, answers, append=append, progress=progress)
+    return plan(engine, OpenedSnapshots(engine), change, head, answers, append=append, progress=progress)
 
 
 def commit(
+    engine: Engine,
     source: Source,
     branch: str,
     resolve: Mapping[str, Answer] | None = None,
@@ -453,12 +429,12 @@ def commit(
     Raises `MergeConflictError`: then nothing was changed.
     """
     check_append(append)
-    answers, engine = Answers(resolve), source.engine
+    answers = Answers(resolve)
     pause, retries = _FIRST_PAUSE, _RETRIES
     while True:
         engine.snapshots.heed_erasures()
         head = engine.newest(branch)
-        change = None if head.stored is None else source.onto(head.stored)
+        change = None if head.stored is None else source(engine, head.stored)
         if change is None:
             return head
         views = OpenedSnapshots(engine)
