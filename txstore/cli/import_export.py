@@ -45,6 +45,8 @@ if TYPE_CHECKING:
     from txstore.interchange.publish import Published
     from txstore.repository import Repository
 
+_GroupOption = Annotated[str, typer.Option("--path", metavar="NODE", help="The array or group.", show_default="all")]
+
 
 @command(app, "import")
 def import_(
@@ -140,10 +142,7 @@ def export(
     path: PathArgument,
     destination: DestinationArgument,
     at: AtOption = None,
-    group: Annotated[
-        str,
-        typer.Option("--path", metavar="NODE", help="The array or group.", show_default="all"),
-    ] = "",
+    group: _GroupOption = "",
     no_consolidated: Annotated[bool, typer.Option("--no-consolidated", help="Write no consolidated metadata.")] = False,
     no_verify: NoVerifyOption = False,
     branch: BranchOption = MAIN,
@@ -175,10 +174,7 @@ def checkout(
     path: PathArgument,
     directory: DirectoryArgument,
     at: AtOption = None,
-    group: Annotated[
-        str,
-        typer.Option("--path", metavar="NODE", help="The array or group.", show_default="all"),
-    ] = "",
+    group: _GroupOption = "",
     branch: BranchOption = MAIN,
     storage_options: StorageOption = None,
     source: SourceOption = None,

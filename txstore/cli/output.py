@@ -10,7 +10,6 @@ import functools
 import inspect
 import json
 import logging
-import math
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
@@ -24,7 +23,7 @@ from typer.core import TyperGroup
 
 from txstore.cli.options import PathArgument, StorageOption, open_repository, shield, unshield
 from txstore.errors import ConflictError, ConstraintError, CorruptionError, MergeConflictError, TxStoreError
-from txstore.format.display import printable
+from txstore.format.display import plain, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -213,7 +212,7 @@ def print_json(value: object, *, indent: int | None = 2) -> None:
 
 def json_text(value: object, *, indent: int | None = None) -> str:
     """Return JSON, in ASCII only. Numbers that are not finite become strings, as Zarr writes them."""
-    return json.dumps(_finite(value), indent=indent, allow_nan=False).replace("\x7f", "\\u007f")
+    return json.dumps(plain(value), indent=indent, allow_nan=False).replace("\x7f", "\\u007f")
 
 
 def print_outcome(told: dict[str, object] | None, text: str, *, as_json: bool) -> None:
@@ -234,16 +233,6 @@ def print_named(kind: str, found: Mapping[str, Commit], *, as_json: bool) -> Non
         for name, commit in found.items()
     )
     print_table([kind, "commit", "id", "time", "message~"], rows)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, Mapping):
-        return {name: _finite(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return value
 
 
 def public_place(place: str) -> str:

@@ -19,6 +19,7 @@ from fsspec.core import split_protocol
 
 from txstore.errors import CheckoutError, ExportError, PublishError
 from txstore.format.keys import ancestors
+from txstore.storage.local import sync_directory
 from txstore.storage.objects.backend import READ_ONLY, SINGLE_WRITER
 from txstore.storage.objects.interface import ObjectStore, open_objects
 from txstore.storage.objects.urls import check_slashes
@@ -342,7 +343,7 @@ class LocalDestination:
             with contextlib.suppress(FileNotFoundError), self.directory(directory) as descriptor:
                 os.fsync(descriptor)
         if touched:
-            _sync_directory(os.path.dirname(self.url))
+            sync_directory(os.path.dirname(self.url))
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
@@ -416,14 +417,6 @@ class LocalDestination:
 
 
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
-
-
-def _sync_directory(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
 
 
 # --- objects
