@@ -375,17 +375,15 @@ class _Brought(NamedTuple):
     is_gone: bool = False
 
 
+@dataclass
 class _Files:
     """The files of a checkout, while they are brought from one commit to another."""
 
-    def __init__(
-        self, target: LocalDestination, old: Snapshot, new: Snapshot, prefix: str, known: Mapping[str, Status]
-    ) -> None:
-        self._target = target
-        self._old = old
-        self._new = new
-        self._prefix = prefix
-        self._known = known
+    _target: LocalDestination
+    _old: Snapshot
+    _new: Snapshot
+    _prefix: str
+    _known: Mapping[str, Status]
 
     def bring(self, batch: Sequence[str]) -> list[_Brought]:
         """Bring files to the new commit."""

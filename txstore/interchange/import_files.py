@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from zarr.abc.store import Store
@@ -76,7 +76,7 @@ def import_from(
         check_same_import(repo, name, told)
         if not replace:
             check_free(repo, store, job.path)
-        _Import(job, store, files, resuming=name is not None, progress=progress).run()
+        _Import(job, store, files, name is not None, progress).run()
         if job.description(job.files()) != told[PROPERTY]:
             raise SourceError(found[0].url, "the source has changed while it was imported: let its writers end first")
         # This import has compared what an interrupted one had staged.
@@ -132,24 +132,17 @@ class _Job:
 # --- copying
 
 
+@dataclass
 class _Import:
     """One import: stages the files of a job into a store."""
 
-    def __init__(
-        self,
-        job: _Job,
-        store: TxStore,
-        files: Sequence[Mapping[str, ForeignFile]],
-        *,
-        resuming: bool,
-        progress: Progress | None,
-    ) -> None:
-        self._job = job
-        self._store = store
-        self._files = files
-        self._resuming = resuming
-        self._progress = progress
-        self._done, self._total, self._kept_at = 0, 0, time.monotonic()
+    _job: _Job
+    _store: TxStore
+    _files: Sequence[Mapping[str, ForeignFile]]
+    _resuming: bool
+    _progress: Progress | None
+    _done = _total = 0
+    _kept_at: float = field(default_factory=time.monotonic)
 
     def _advance(self, count: int) -> None:
         transaction = self._store.mapping

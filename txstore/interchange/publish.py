@@ -22,6 +22,7 @@ from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
 from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
@@ -146,27 +147,21 @@ def _in_order(sizes: Mapping[str, int]) -> Iterable[list[str]]:
     yield [key for key in sizes if is_consolidated(key)]
 
 
+@dataclass
 class _Export:
-    def __init__(
-        self,
-        snapshot: Snapshot,
-        target: Destination,
-        prefix: str,
-        sizes: Mapping[str, int],
-        made: Mapping[str, bytes],
-        verify: bool,
-        progress: Progress | None,
-    ) -> None:
-        self._snapshot = snapshot
-        self._target = target
-        self._prefix = prefix
-        self._sizes = sizes
-        self._made = made  # in place of what the snapshot has
-        self.there: Collection[str] = ()  # from a run before
-        self._verify = verify
-        self._progress = progress
-        self.total = sum(sizes.values())
-        self.done = self.written = 0
+    _snapshot: Snapshot
+    _target: Destination
+    _prefix: str
+    _sizes: Mapping[str, int]
+    _made: Mapping[str, bytes]  # in place of what the snapshot has
+    _verify: bool
+    _progress: Progress | None
+    there: Collection[str] = ()  # from a run before
+    done = written = 0
+
+    @cached_property
+    def total(self) -> int:
+        return sum(self._sizes.values())
 
     def is_finished(self) -> bool:
         """Tell whether a run before has written all of it, and nothing was changed since. Each value is compared."""

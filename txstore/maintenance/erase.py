@@ -23,7 +23,7 @@ import os
 import posixpath
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -151,23 +151,16 @@ def erasing(commits: Commits, snapshots: Snapshots, renew: Renew, *, timeout: fl
             commits.storage.cache.forget_all()
 
 
+@dataclass
 class Erasing:
     """A turn: `erase` is `Repository.erase`."""
 
-    def __init__(
-        self,
-        commits: Commits,
-        snapshots: Snapshots,
-        renew: Renew,
-        timeout: float | None,
-        check_turn: Callable[[], object],
-    ) -> None:
-        self._commits = commits
-        self._snapshots = snapshots
-        self._renew = renew
-        self._timeout = timeout
-        self._check_turn = check_turn
-        self._finished: list[tuple[ErasureRecord, ErasureReport]] = []  # which others had begun
+    _commits: Commits
+    _snapshots: Snapshots
+    _renew: Renew
+    _timeout: float | None
+    _check_turn: Callable[[], object]
+    _finished: list[tuple[ErasureRecord, ErasureReport]] = field(default_factory=list)  # which others had begun
 
     def finish_interrupted(self) -> None:
         for record in self._unfinished():
