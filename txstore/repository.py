@@ -55,8 +55,8 @@ from txstore.maintenance.usage import Usage, usage
 from txstore.maintenance.vacuum import VacuumReport, vacuum
 from txstore.maintenance.verify import check_sources, verify
 from txstore.merging import merge_commits
+from txstore.merging.merge_commits import settling
 from txstore.merging.merge_conflicts import Answer
-from txstore.merging.rebasing import settling
 from txstore.merging.three_way import MergePlan
 from txstore.progress import Progress, Wanted, showing
 from txstore.storage.foreign_files import Given, allowed

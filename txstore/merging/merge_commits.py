@@ -13,7 +13,7 @@ import heapq
 import random
 import time
 from bisect import bisect_left
-from collections.abc import Callable, Generator, Hashable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any, Final, NamedTuple, TypeAlias, cast
@@ -32,7 +32,7 @@ from txstore.format.documents import describe
 from txstore.format.keys import is_document, node_of_document
 from txstore.format.mapping import Hierarchy
 from txstore.history.ancestry import Ancestry, Reach, common_ancestors
-from txstore.history.changes import Differing, common_ancestor, differing, is_equal, parent_of
+from txstore.history.changes import Differing, KeyChange, common_ancestor, differing, is_equal, parent_of
 from txstore.history.snapshot import Snapshot
 from txstore.merging.document_fields import structure_of
 from txstore.merging.doubts import Doubting, Doubts
@@ -42,6 +42,7 @@ from txstore.merging.moved_nodes import Renamed, Renaming, recognised
 from txstore.merging.three_way import MergePlan, three_way
 from txstore.progress import Progress
 from txstore.segments.runs import Found, Runs
+from txstore.transactions.conflicts import Settle, Settled
 from txstore.transactions.transaction import Transaction
 
 
@@ -461,3 +462,44 @@ def commit(
             raise
         time.sleep(random.uniform(0, pause))
         pause = min(2 * pause, _LONGEST_PAUSE)
+
+
+#: Value of `on_conflict=`.
+MERGE = "merge"
+
+
+def settle(
+    base: Snapshot, mine: Hierarchy, staged: Collection[str], changes: Iterable[KeyChange], head: Snapshot
+) -> Settled:
+    """Return the merged values of keys that a transaction staged, whose commit finds the head changed.
+
+    The base is the transaction's base, ours is what it staged, theirs is the head. Equal changes of both sides are in
+    conflict here: two increments are two increments. Raises `ConflictError`.
+    """
+    ours = Side(mine, {change.key: change for change in changes})
+    theirs = Side(head, {change.key: change for change in differing(base, head)})
+    plan = three_way(base, ours, theirs, is_strict=True)
+    if plan.conflicts:
+        raise ConflictError(
+            [each.key for each in plan.conflicts],
+            reason=f"another commit changed the same as this transaction: {'; '.join(map(str, plan.conflicts[:5]))}",
+            base=base.commit,
+            head=head.commit,
+            conflicts=plan.conflicts,
+        )
+    settled: dict[str, bytes | None] = {**plan.values, **dict.fromkeys(plan.deleted)}
+    for key in staged:
+        # A staged value equal to the base's is not a change, nor is one equal to theirs. It is written as theirs: a run
+        # rebuilt from the staged frames must not bring the old value back.
+        is_theirs = key in plan.taken or (key in theirs.changes and key not in ours.changes)
+        if is_theirs and key not in settled:
+            view = head.get_view(key)
+            settled[key] = None if view is None else bytes(view)
+    return settled
+
+
+def settling(on_conflict: str | None) -> Settle | None:
+    """Return the function that settles conflicts of a commit. Raises `ValueError`."""
+    if on_conflict not in (None, MERGE):
+        raise ValueError(f"on_conflict={on_conflict!r}: {MERGE!r}, or None, which raises ConflictError")
+    return None if on_conflict is None else settle
