@@ -32,7 +32,7 @@ from txstore.history.kept_commits import kept_with
 from txstore.history.opening import Access, open_commits, open_storage
 from txstore.history.operations import delete_old, forget_details, read_operation, without_details
 from txstore.locks.pins import Pins
-from txstore.maintenance.check_file import Files, check_frames, check_sections, frames_end, open_run
+from txstore.maintenance.check_file import ReadRange, check_frames, check_sections, frames_end, open_run
 from txstore.maintenance.erase import scrub, write_record
 from txstore.maintenance.reachable import data_packs, hold_all
 from txstore.maintenance.replacement_packs import row_fates
@@ -409,7 +409,7 @@ class _BackUp:
 
     def _table(self, name: RunName, path: str) -> list[PackName]:
         try:
-            return open_run(self._copier.fetched, name, path)[1]
+            return open_run(self._copier.fetched.read_range, name, path)[1]
         except ValueError as error:
             raise CorruptionError(path, offset=name.offset, reason=f"damaged run: {error}") from error
 
@@ -493,7 +493,7 @@ def _needs(stored: Stored, referred: Mapping[str, set[str]]) -> Iterator[str]:
 #: Bytes that are copied at a time.
 _COPIED = 1 << 20
 #: Checks a file at another place.
-Check = Callable[[Files, str], list[Fault]]
+Check = Callable[[ReadRange, str], list[Fault]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -505,14 +505,8 @@ class FileCopy:
     check: Check
 
 
-@dataclass(frozen=True, slots=True)
-class _Content:
-    """One file, as it was read."""
-
-    content: bytes
-
-    def read_range(self, path: str, offset: int, length: int) -> bytes:
-        return self.content[offset : offset + length]
+def _reader_of(content: bytes) -> ReadRange:
+    return lambda _, offset, length: content[offset : offset + length]
 
 
 class Copier:
@@ -533,8 +527,8 @@ class Copier:
     def pack(self, path: str, end: int | None) -> FileCopy:
         length = self._source.read_tail(path, 0)[1] if end is None else end
 
-        def check(files: Files, temporary: str) -> list[Fault]:
-            pack_id = packfile.decode_head(files.read_range(temporary, 0, packfile.HEAD_SIZE))[0]
+        def check(read: ReadRange, temporary: str) -> list[Fault]:
+            pack_id = packfile.decode_head(read(temporary, 0, packfile.HEAD_SIZE))[0]
             name = (
                 PackName(pack_id)
                 if path.startswith(names.PACKS)
@@ -542,22 +536,22 @@ class Copier:
             )
             if end is None:
                 return []  # only an expired commit knew where its frames end
-            return check_frames(files, name, self._id, end, path=temporary).faults
+            return check_frames(read, name, self._id, end, path=temporary).faults
 
         return FileCopy(path, length, check)
 
     def commit(self, stored: Stored) -> FileCopy:
-        def check(files: Files, temporary: str) -> list[Fault]:
+        def check(read: ReadRange, temporary: str) -> list[Fault]:
             name = stored.header.name
-            faults = check_frames(files, name, self._id, frames_end(stored), path=temporary).faults
-            faults += check_sections(files, stored, temporary)
+            faults = check_frames(read, name, self._id, frames_end(stored), path=temporary).faults
+            faults += check_sections(read, stored, temporary)
             footer = stored.footer
-            encoded = files.read_range(temporary, footer.header_offset, footer.header_length)
+            encoded = read(temporary, footer.header_offset, footer.header_length)
             if commitfile.header_hash(encoded) != stored.hash:
                 faults.append(Fault(stored.path, "the header differs from the one read before", footer.header_offset))
             for run in stored.header.runs:
                 if run.pack is None:
-                    open_run(files, run, temporary)
+                    open_run(read, run, temporary)
             return faults
 
         return FileCopy(stored.path, stored.footer.file_length, check)
@@ -601,13 +595,13 @@ class Copier:
     def _check(self, copy: FileCopy, temporary: str) -> None:
         """Check the copied file, at least that it is a pack of this repository: another's file may have this name."""
         try:
-            files: Files = self._target
+            read: ReadRange = self._target.read_range
             if copy.length <= _COPIED:  # one open suffices
-                files = _Content(self._target.read_range(temporary, 0, copy.length))
-            head = packfile.decode_head(files.read_range(temporary, 0, packfile.HEAD_SIZE))
+                read = _reader_of(read(temporary, 0, copy.length))
+            head = packfile.decode_head(read(temporary, 0, packfile.HEAD_SIZE))
             if head[1] != self._id:
                 raise CorruptionError(copy.path, offset=0, reason="this is not a pack of this repository")
-            faults = copy.check(files, temporary) if self._verify else []
+            faults = copy.check(read, temporary) if self._verify else []
         except ValueError as error:
             raise CorruptionError(copy.path, reason=str(error)) from error
         for fault in faults:

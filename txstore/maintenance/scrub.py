@@ -290,7 +290,7 @@ class _Surveyor:
 
     def _look_into(self, file: _File) -> None:
         path = file.name.path
-        window = Window(self._storage, path)
+        window = Window(self._storage.read_range, path)
         listed = None if file.stored is not None else self._directory(file)
         end = file.end if file.end is not None else file.size
         if listed is not None:

@@ -183,7 +183,7 @@ class Verifier:
             for pack in stored.header.packs:
                 self._check_pack(stored, pack.name, repository_id, pack.end, values)
             self._check_pack(stored, stored.header.name, repository_id, frames_end(stored), values)
-            for fault in check_sections(self._fetched, stored):
+            for fault in check_sections(self._fetched.read_range, stored):
                 self._faults.add(fault)
             self.report.bytes += stored.footer.file_length - frames_end(stored)
         except (TxStoreError, OSError) as error:
@@ -217,7 +217,7 @@ class Verifier:
             self._faults.add(Fault(names.commit_path(*place), reason))
             return
         try:
-            checked = check_frames(self._fetched, name, repository_id, end, values)
+            checked = check_frames(self._fetched.read_range, name, repository_id, end, values)
         except FileNotFoundError:
             self._damaged.add(name.id)
             if branch in self._history.oldest_kept_of and version >= self._history.oldest_kept_of[branch]:
@@ -251,7 +251,7 @@ class Verifier:
     def _check_run(self, key: tuple[bytes, int], listed: ListedRun, values: Values) -> None:
         name, path = listed.name, listed.name.pack.path if listed.name.pack is not None else ""
         try:
-            run, packs = open_run(self._fetched, name, path)
+            run, packs = open_run(self._fetched.read_range, name, path)
         except OSError as error:
             if path not in self._known or not isinstance(error, FileNotFoundError):
                 self._faults.add_error(error, path)
@@ -302,7 +302,7 @@ class Verifier:
             self._faults.add(Fault(pack.path, "a ref leads to where no such value is", offset, key, part="ref"))
             return
         try:
-            window = Window(self._storage, pack.path)
+            window = Window(self._storage.read_range, pack.path)
             found = window.checksum(offset, length)
             is_blank = found != checksum and window.is_zero(offset, offset + length)
         except FileNotFoundError:
@@ -393,7 +393,7 @@ class ReplacementChecks:
             there = [pack for pack in packs if self._storage.exists(pack.path)]
             for pack in there:
                 end = self._storage.read_tail(pack.path, 0)[1]
-                found.append(check_frames(self._storage, pack, self._id, end, values))
+                found.append(check_frames(self._storage.read_range, pack, self._id, end, values))
             if run is not None and packs[-1] in there:
                 tables.append(run)
         for run in tables:  # behind all packs: from the first question on, `values` takes no more
@@ -403,7 +403,7 @@ class ReplacementChecks:
     def _check_table(self, name: RunName, values: Values) -> None:
         assert name.pack is not None
         try:
-            run, packs = open_run(self._storage, name, name.pack.path)
+            run, packs = open_run(self._storage.read_range, name, name.pack.path)
         except ValueError as error:
             self._add(Fault(name.pack.path, f"damaged run: {error}", name.offset, part="run"))
             return
