@@ -579,11 +579,6 @@ def read_state(directory: str) -> CheckoutState | None:
     return state
 
 
-def forget(directory: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(state_path(directory))
-
-
 def _decoded(content: str) -> CheckoutState | None:
     try:
         told = json.loads(content)

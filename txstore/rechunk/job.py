@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any, TypeVar
+from typing import Any
 
 import zarr
 
@@ -54,9 +54,8 @@ from txstore.rechunk.plans import Box, CopyPlan, Pieces, plan, size_of
 from txstore.rechunk.target import KEEP, ArrayForm, between, element_size, read_axes, target_of
 from txstore.store import OpenedRepository, TxStore
 
-T = TypeVar("T")
 #: Returns the form that an array is to have.
-Target = Callable[[zarr.Array[Any]], ArrayForm]
+FormOf = Callable[[zarr.Array[Any]], ArrayForm]
 
 _log = logging.getLogger(__name__)
 
@@ -171,7 +170,7 @@ class RechunkJob:
         self._state: _JobState
         self._target: ArrayForm
 
-    def run(self, target: Target, message: str | None, timeout: float) -> Commit | None:
+    def run(self, target: FormOf, message: str | None, timeout: float) -> Commit | None:
         while True:
             try:
                 return self._run(target, message, timeout)
@@ -181,7 +180,7 @@ class RechunkJob:
             _log.info("%s: the rechunk of %r begins anew, after an erasure", self._engine.url, self._path)
             self._drop()
 
-    def _run(self, target: Target, message: str | None, timeout: float) -> Commit | None:
+    def _run(self, target: FormOf, message: str | None, timeout: float) -> Commit | None:
         self._start = start = self._copied()
         with reading(self._engine, start) as snapshot:
             array_at(snapshot, self._path)
