@@ -192,7 +192,7 @@ EDITS = [
         "rename commits",
     ),
     Edit(
-        "history.publisher:Publisher._take_version",
+        "history.new_commit:NewCommit.take_version",
         "self.commits.store.head_caches.write(stored, durable=False)",
         "self.commits.store.head_caches.write(stored, durable=True)",
         "overtaken",
@@ -224,12 +224,12 @@ EDITS = [
     ),
     # Chunks that are written in part.
     Edit("transactions.staging:Staging.stage_part", "region |= known.own", "region = WHOLE", "parts"),
-    Edit("transactions.merges:Merges.put_together", "self._put(", "id(", "parts"),
-    Edit("transactions.merges:Merges.merge", "head.get_view(key)", "self._view.base.get_view(key)", "parts"),
-    Edit("transactions.merges:Merges.merge", "change.seq > since", "False", "parts"),
-    Edit("transactions.committer:Committer._move_to", "self._append_runs(head)", "pass", "parts"),
+    Edit("transactions.draft:Merges.put_together", "self._put(", "id(", "parts"),
+    Edit("transactions.draft:Merges.merge", "head.get_view(key)", "self._view.base.get_view(key)", "parts"),
+    Edit("transactions.draft:Merges.merge", "change.seq > since", "False", "parts"),
+    Edit("transactions.draft:Draft.move_to", "self._append_runs(head)", "pass", "parts"),
     Edit(
-        "history.publisher:Publisher.append_value",
+        "history.new_commit:NewCommit.append_value",
         "self.end = self._frames_end = end",
         "self._frames_end = end",
         "parts",
@@ -295,12 +295,12 @@ EDITS = [
         "vacuumed around",
     ),
     Edit("history.tags:Tags._write", "not commits.kept.stays(stored, but_tag=name)", "False", "late tag"),
-    Edit("history.publisher:Publisher._take_version", "self._check_oldest_kept(stored)", "pass", "sleeper"),
-    Edit("history.publisher:Publisher.publish", "not self.commits.files.has(ahead)", "False", "killed in the queue"),
+    Edit("history.new_commit:NewCommit.take_version", "self._check_oldest_kept(stored)", "pass", "sleeper"),
+    Edit("history.new_commit:Turn.take", "not new.commits.files.has(self.ahead)", "False", "killed in the queue"),
     # Branches: what is kept for them.
     Edit("history.branches:Branches._create", "commits.store.ensure(stored)", "pass", "branch on scratch"),
-    Edit("transactions.committer:Committer.run", "self._make_durable(stored)", "pass", "merged scratch"),
-    Edit("transactions.committer:Committer.run", "self._make_durable(stored)", "pass", "merged while pending"),
+    Edit("transactions.draft:Draft.holding_sources", "self._make_durable(stored)", "pass", "merged scratch"),
+    Edit("transactions.draft:Draft.holding_sources", "self._make_durable(stored)", "pass", "merged while pending"),
     Edit(
         "maintenance.reachable:kept_commits",
         "for stored in (*tagged, *begun, *there):",
@@ -313,7 +313,7 @@ EDITS = [
         'living = ["main"]',
         "branches vacuumed",
     ),
-    Edit("history.publisher:Publisher._check_oldest_kept", "self.commits.store.give_back(stored)", "pass", "sleeper"),
+    Edit("history.new_commit:NewCommit._check_oldest_kept", "self.commits.store.give_back(stored)", "pass", "sleeper"),
     Edit(
         "maintenance.optimize:_Optimizer.contents",
         "(at := index.find_runs(self.inputs, runs)) is not None",

@@ -545,5 +545,5 @@ def forget_all() -> None:
     """Let what ran on the simulated machine leave nothing behind when it is collected: it was killed."""
     _let_go_of_pins(lambda descriptor: descriptor is not None and descriptor >= _FIRST_DESCRIPTOR)
     for thing in processes.all_of(processes._forking):
-        if isinstance(thing, Participation) and thing._staging.storage.url == URL:
+        if isinstance(thing, Participation) and thing.staging.storage.url == URL:
             thing.end()

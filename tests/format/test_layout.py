@@ -26,7 +26,7 @@ from txstore.format.packfile import PackName
 from txstore.format.records import Branch, HeadCache, RepositoryFormat, Tag
 from txstore.format.regions import Region
 from txstore.history import identity
-from txstore.history import publisher as versions
+from txstore.history import new_commit as versions
 
 u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
 ids = st.binary(min_size=16, max_size=16)
@@ -511,7 +511,7 @@ def test_the_code_writes_the_worked_example(example, repo, monkeypatch):
     monkeypatch.setattr(versions, "time", clock)
     monkeypatch.setattr(versions, "this_user", lambda: "ana@lab")
     tx = repo.begin("first")
-    object.__setattr__(tx._staging.record, "id", COMMIT)
+    object.__setattr__(tx.staging.record, "id", COMMIT)
     tx["a/c/0"] = b"hello"
     tx.commit()
     written = Path(repo.url, "commits/main/0000000000").read_bytes()

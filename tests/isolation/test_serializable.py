@@ -143,7 +143,7 @@ def test_own_values_say_nothing_of_the_base(repo: txstore.Repository) -> None:
     mapping = repo.begin(isolation="serializable")
     mapping["a"] = b"own"
     assert mapping["a"] == b"own"
-    assert len(mapping._staging.view._read_log or ()) == 0
+    assert len(mapping.staging.view._read_log or ()) == 0
     mapping.rollback()
 
 
@@ -168,8 +168,8 @@ def test_readers_always_succeed(repo: txstore.Repository) -> None:
 def test_snapshot_isolation_notes_nothing(repo: txstore.Repository) -> None:
     mapping = repo.begin()
     list(mapping.items())
-    assert not any(mapping._staging.view.reads(()))
-    assert mapping._view is mapping._staging.view
+    assert not any(mapping.staging.view.reads(()))
+    assert mapping._view is mapping.staging.view
     mapping.rollback()
 
 
@@ -195,7 +195,7 @@ def test_many_threads_read(repo: txstore.Repository) -> None:
     mapping = repo.begin(isolation="serializable")
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: mapping[f"m/{number}"], list(range(400)) * 2))
-    assert len(mapping._staging.view._read_log or ()) == 400
+    assert len(mapping.staging.view._read_log or ()) == 400
     mapping["mine"] = b"1"
     change(repo, "m/399")
     assert conflicts(mapping) == ("m/399",)

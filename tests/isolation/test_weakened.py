@@ -43,7 +43,7 @@ from txstore.sessions import session, stale_arrays
 from txstore.sessions.stale_arrays import HeldDocuments
 from txstore.transactions import conflicts, merges
 from txstore.transactions.conflicts import Check
-from txstore.transactions.merges import Merges
+from txstore.transactions.draft import Merges
 from txstore.transactions.participants.membership import Siblings
 from txstore.transactions.reads import NotingView, ReadMarks
 from txstore.transactions.staging import Staging

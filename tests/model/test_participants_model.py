@@ -70,7 +70,7 @@ class Participants:
     def end(self) -> None:
         for member in self.members.values():
             if member.number:
-                member.transaction._staging.part.close()
+                member.transaction.staging.part.close()
                 member.transaction.participation.end()
         self.owner.transaction.rollback()
 
@@ -83,11 +83,11 @@ class Participants:
     def member(self, number: int) -> Participant | None:
         """Return a participant, which joins when it is first used; None if it has died."""
         if number not in self.members:
-            member = Participant(number, join_in_this_process(self.repo, self.owner.transaction._staging.record.id))
+            member = Participant(number, join_in_this_process(self.repo, self.owner.transaction.staging.record.id))
             member.ignored = set(self.lost)
             self.learn(member)
             # Numbers are given in the order of joining, and frames are read in that of numbers.
-            member.number = member.transaction._staging.staged.me
+            member.number = member.transaction.staging.staged.me
             self.members[number] = member
         member = self.members[number]
         return None if member.is_dead else member
@@ -109,7 +109,7 @@ class Participants:
             member.transaction.delete_dir(prefix)
             self.wrote(member, None, prefix, None)
         elif what == "follow":
-            member.transaction._staging.members.follow_others()
+            member.transaction.staging.members.follow_others()
             self.learn(member)
         elif what == "read":
             self.read(member, key)
@@ -117,7 +117,7 @@ class Participants:
             member.transaction.participation.seal()
             member.is_sealed = True
         elif number and what == "die":
-            member.transaction._staging.part.writer.close()
+            member.transaction.staging.part.writer.close()
             member.is_dead = True
 
     def learn(self, member: Participant) -> None:

@@ -60,13 +60,13 @@ class Parts:
     def end(self) -> None:
         for member in self.members.values():
             if member.number:
-                member.transaction._staging.part.close()
+                member.transaction.staging.part.close()
                 member.transaction.participation.end()
         self.owner.transaction.rollback()
 
     def member(self, number: int) -> Participant:
         if number not in self.members:
-            joined = join_in_this_process(self.repo, self.owner.transaction._staging.record.id)
+            joined = join_in_this_process(self.repo, self.owner.transaction.staging.record.id)
             self.members[number] = Participant(number, joined)
             self.learn(self.members[number])
         return self.members[number]

@@ -61,7 +61,7 @@ def enter(store: TxStore) -> None:
 
 
 def join(store: TxStore) -> None:
-    store.mapping._staging.part.begin()
+    store.mapping.staging.part.begin()
 
 
 def join_in_this_process(repo: txstore.Repository, transaction: bytes) -> Transaction:

@@ -211,15 +211,15 @@ class Session:
             self.held.learn(ended)
             if not allow_misaligned:
                 self.held.check_aligned(ended)
-            ended.ending.needs_change = at_end and self._has_ended_one
+            ended.needs_change = at_end and self._has_ended_one
             made = ended.commit(message, allow_lost=allow_lost)
-            if made is not None or not ended.ending.needs_change:
+            if made is not None or not ended.needs_change:
                 self.unchanged = ended.unchanged
             self._has_ended_one |= made is not None
             self.held.learn(ended)  # of the last changes; this raises nothing
             self.held.forget_cleared()
             new = old if made is None else made
-            self._move(old, new, own=new.seq, settled=ended.ending.settled)  # this raises nothing: the commit is made
+            self._move(old, new, own=new.seq, settled=ended.settled)  # this raises nothing: the commit is made
             if ended.members.is_named:
                 self.current.ended = "this transaction was committed: begin a new one with repo.transaction()"
             return None if made is None else made.commit

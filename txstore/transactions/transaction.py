@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 from txstore._native import chunks
@@ -23,8 +23,8 @@ from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.segments.pack_writer import FrameBatch, Frames
 from txstore.segments.runs import Located
 from txstore.storage.foreign_values import FileVersion, canonical
+from txstore.transactions import commit as ending
 from txstore.transactions.begin_checks import check_description
-from txstore.transactions.commit_or_rollback import Ending
 from txstore.transactions.held_locks import TransactionLocks
 from txstore.transactions.lifecycle import Lifecycle
 from txstore.transactions.locking import Locking
@@ -91,7 +91,9 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         staging: Staging,
         locks: TransactionLocks | None = None,
     ) -> None:
-        self._staging = staging
+        self.commits = commits
+        self.snapshots = snapshots
+        self.staging = staging
         self.members = staging.members
         self.part = staging.part
         self.staged = staging.view  # the staged writes over the base, for reads that are not noted
@@ -101,20 +103,18 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         self.lifecycle = Lifecycle(staging)
         self.locking = Locking(commits, snapshots, staging, self.lifecycle, locks)
         self.participation = Participation(self, staging, self.lifecycle, self.locking)
-        self.ending = Ending(commits, snapshots, staging, self.lifecycle, self.locking, self.participation.end)
         self.nodes = NodeCopies(snapshots, staging, self.lifecycle, self._view)
         self._looked_at: dict[str, FileVersion] = {}  # referenced files, each as first seen
         self._entered_in = 0  # the process that entered the `with` block
+        self.needs_change = False  # the message alone is no reason for a commit: an earlier commit already has it
+        self.unchanged = False  # whether the commit changed nothing, even if it was made because of its message
+        #: The keys for which the commit merged staged values with those of other commits.
+        self.settled: Collection[str] = ()
 
     @property
     def state(self) -> str:
         """The state in this process: see `Lifecycle`."""
         return self.lifecycle.state
-
-    @property
-    def unchanged(self) -> bool:
-        """Whether the commit changed no value. It may exist all the same, for its message."""
-        return self.ending.unchanged
 
     @property
     def base(self) -> Snapshot:
@@ -124,26 +124,26 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     @property
     def id(self) -> str:
         """The id of the transaction, and of the commit that it becomes: 32 hexadecimal digits."""
-        return self._staging.record.id.hex()
+        return self.staging.record.id.hex()
 
     @property
     def shared_id(self) -> bytes:
-        return self._staging.record.id
+        return self.staging.record.id
 
     @property
     def branch(self) -> str:
         """The id of the branch to commit to."""
-        return self._staging.record.branch
+        return self.staging.record.branch
 
     @property
     def isolation(self) -> str:
         """ "snapshot" or "serializable"."""
-        return self._staging.record.isolation
+        return self.staging.record.isolation
 
     @property
     def staged_count(self) -> int:
         """Number of staged keys, prefixes and constraints, as long as they are not committed."""
-        return 0 if self.state == "committed" else self._staging.count
+        return 0 if self.state == "committed" else self.staging.count
 
     @property
     def version(self) -> Hashable:
@@ -156,21 +156,21 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
 
         The commit of this transaction declares the constraints that are set here, and drops those that are deleted.
         """
-        return constraints_of(StagedDeclarations(self._staging, self.lifecycle))
+        return constraints_of(StagedDeclarations(self.staging, self.lifecycle))
 
     @property
     def views(self) -> StagedViews:
         """The views, to read and to declare. `TxStore.views` makes their outputs, too."""
-        return StagedViews(StagedDeclarations(self._staging, self.lifecycle))
+        return StagedViews(StagedDeclarations(self.staging, self.lifecycle))
 
     @property
     def cursors(self) -> Cursors:
         """How far each feed has come, by name: see `TxStore.cursors`."""
-        return cursors_of(StagedDeclarations(self._staging, self.lifecycle))
+        return cursors_of(StagedDeclarations(self.staging, self.lifecycle))
 
     def __repr__(self) -> str:
         staged = f", {self.staged_count} staged, NOT COMMITTED" if self.staged_count else ""
-        return f"<Transaction {self._staging.storage.url} {self.base.commit or '(empty)'}{staged}>"
+        return f"<Transaction {self.staging.storage.url} {self.base.commit or '(empty)'}{staged}>"
 
     # --- reading
 
@@ -301,7 +301,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         read (I5).
         """
         encoded = encode_key(key)
-        with self._staging.turns.changing(key):
+        with self.staging.turns.changing(key):
             known = None if region is None else self.staged.known(key)
             value = change(self.get_view(key) if known is None else known.value)
             if value is not None and is_document(key):
@@ -314,7 +314,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
                 self.lifecycle.stage_in_turn(packfile.FRAME_VALUE, key, encoded, _contiguous(value))
             elif region.boxes != ():  # else nothing is written
                 part = _contiguous(value)
-                self.lifecycle.write(lambda: self._staging.stage_part(key, encoded, part, known, region))
+                self.lifecycle.write(lambda: self.staging.stage_part(key, encoded, part, known, region))
 
     def delete_dir(self, path: str) -> None:
         """Stage the deletion of everything below a path, as one entry for any number of keys."""
@@ -332,8 +332,8 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     def _stage_batch(
         self, kind: int, keys: Sequence[str], encoded: tuple[bytes, ...], batch: Frames, threads: int
     ) -> list[int]:
-        with self._staging.turns.at_all(keys):
-            return self.lifecycle.write(lambda: self._staging.stage_batch(kind, keys, encoded, batch, threads))
+        with self.staging.turns.at_all(keys):
+            return self.lifecycle.write(lambda: self.staging.stage_batch(kind, keys, encoded, batch, threads))
 
     # --- the mapping face
 
@@ -385,12 +385,12 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         if self.state == "committed":
             return found
         self.members.follow_others()
-        for key, link in self._staging.staged.items():
+        for key, link in self.staging.staged.items():
             found["deleted" if link.kind == packfile.FRAME_TOMBSTONE else "set"].append(key)
             found["participants"].setdefault(self.members.label(link.participant), []).append(key)
-        found["deleted_below"] = [prefix.rstrip("/") for prefix in self._staging.staged.prefixes]
+        found["deleted_below"] = [prefix.rstrip("/") for prefix in self.staging.staged.prefixes]
         found["reflinked"] = sorted(reflink.to.rstrip("/") for reflink in self.staged.reflinks)
-        found["constraints"] = sorted(self._staging.declared.constraints)
+        found["constraints"] = sorted(self.staging.declared.constraints)
         return found
 
     def key_changes(self) -> Iterator[KeyChange]:
@@ -406,12 +406,12 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         processes or threads still use a named one.
         """
         with self.part.ending():
-            self.ending.roll_back()
+            ending.roll_back(self)
 
     def check(self) -> None:
         """Raise what `commit` would raise on the present head, `ConflictError` among others; publish nothing."""
         with self.part.ending():
-            self.ending.check()
+            ending.check(self)
 
     def commit(self, message: str | None = None, *, allow_lost: bool = False) -> Snapshot | None:
         """Publish all staged writes in one step. With `durability="fsync"`, they survive a power loss afterwards.
@@ -441,4 +441,4 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         """
         check_description(message, None)
         with self.part.ending():
-            return self.ending.commit(message, allow_lost=allow_lost)
+            return ending.commit(self, message, allow_lost=allow_lost)

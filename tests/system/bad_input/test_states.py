@@ -14,7 +14,7 @@ import zarr
 import txstore
 from tests.tools.inside import staged
 from tests.tools.upkeep import tree
-from txstore.history import publisher as publishing
+from txstore.history import new_commit as publishing
 
 
 @pytest.fixture
@@ -125,9 +125,7 @@ def test_writing_to_a_transaction_that_has_ended(filled, end):
 def test_a_failed_write_refuses_all_but_rollback(filled, monkeypatch):
     tx = filled.begin()
     tx["b"] = b"1"
-    monkeypatch.setattr(
-        tx._staging.part.writer, "append", lambda *_, **__: (_ for _ in ()).throw(OSError(5, "no disk"))
-    )
+    monkeypatch.setattr(tx.staging.part.writer, "append", lambda *_, **__: (_ for _ in ()).throw(OSError(5, "no disk")))
     with pytest.raises(OSError, match="no disk"):
         tx["c"] = b"1"
     monkeypatch.undo()
@@ -156,14 +154,14 @@ def test_commit_while_a_write_is_in_flight(filled, monkeypatch):
     tx = filled.begin()
     tx["b"] = b"1"
     writing, go_on = threading.Event(), threading.Event()
-    append = tx._staging.part.writer.append
+    append = tx.staging.part.writer.append
 
     def slow(*arguments, **options):
         writing.set()
         assert go_on.wait(60)
         return append(*arguments, **options)
 
-    monkeypatch.setattr(tx._staging.part.writer, "append", slow)
+    monkeypatch.setattr(tx.staging.part.writer, "append", slow)
     thread = threading.Thread(target=tx.set, args=("c", b"2"))
     thread.start()
     assert writing.wait(60)

@@ -299,7 +299,7 @@ def fault_at(repo: txstore.Repository, step: int, error: BaseException, when: st
             owner.commit()
             assert dict(repo.mapping()) == {**whole, "more": b"1"}
     assert repo.verify().faults == []
-    child._staging.part.close()
+    child.staging.part.close()
     if owner.state in ("open", "failed"):
         owner.rollback()
     return bool(happened)

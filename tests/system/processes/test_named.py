@@ -293,10 +293,10 @@ def test_a_part_with_a_failed_write_is_not_complete(repo: txstore.Repository) ->
             store["b"] = 3.5
         with pytest.raises(txstore.KeyFormatError):
             store["/"] = b""
-        real, store.mapping._staging.part.writer.append = store.mapping._staging.part.writer.append, failing
+        real, store.mapping.staging.part.writer.append = store.mapping.staging.part.writer.append, failing
         with pytest.raises(OSError, match="full"):
             store["b"] = b""
-        store.mapping._staging.part.writer.append = real
+        store.mapping.staging.part.writer.append = real
     with pytest.raises(txstore.ParticipantLostError) as lost:
         repo.transaction(name=NAME).commit()
     assert lost.value.keys == ("a",)
@@ -312,7 +312,7 @@ def failing(*_: Any, **__: Any) -> None:
 def test_a_part_with_a_failed_write_beside_another_of_its_process(repo: txstore.Repository) -> None:
     one, other = repo.transaction(name=NAME), repo.transaction(name=NAME)
     one["a"] = value_of("a")
-    one.mapping._staging.part.writer.append = failing
+    one.mapping.staging.part.writer.append = failing
     with pytest.raises(OSError, match="full"):
         one["b"] = b""
     with pytest.raises(TransactionStateError, match="of this process"):
@@ -338,7 +338,7 @@ def test_after_the_block_nothing_can_be_staged(repo: txstore.Repository) -> None
 def test_leaving_waits_for_the_writes_of_other_threads(repo: txstore.Repository) -> None:
     store = repo.transaction(name=NAME)
     transaction = store.mapping
-    staging, entered, go_on = transaction._staging, threading.Event(), threading.Event()
+    staging, entered, go_on = transaction.staging, threading.Event(), threading.Event()
     real = staging.stage
 
     def slow(*arguments: Any, **named: Any) -> None:
@@ -453,7 +453,7 @@ def test_a_child_that_inherits_the_store(repo: txstore.Repository) -> None:
             with pytest.raises(TransactionStateError, match="have left"):
                 store.commit()
             store["child"] = value_of("child")
-            store.mapping._staging.part.seal()
+            store.mapping.staging.part.seal()
 
         with forked(child) as pid:
             assert status_of(pid) == 0

@@ -439,7 +439,7 @@ def test_who_could_not_renew_its_lease_for_long_stages_no_more(repo, store):
     """What it has staged may have been deleted."""
     store.mapping.participation.share()
     store["before"] = b"1"
-    lease = store.mapping._staging.part.writer._lease
+    lease = store.mapping.staging.part.writer._lease
     with lease._closing:  # or it may be renewed at this moment
         lease._renewed -= leases.KEPT  # as if the machine had slept
     with pytest.raises(OSError, match=r"could not be renewed .* begin anew"):
@@ -469,6 +469,6 @@ def test_what_is_dropped_on_an_event_loop_does_not_hold_it_up(server_of, engine)
             if thread.name == "txstore end":
                 thread.join(TIMEOUT)
         assert store["participant"] == b"1"
-        assert store.mapping._staging.members.siblings._tails[1].is_sealed
+        assert store.mapping.staging.members.siblings._tails[1].is_sealed
     assert dict(repo.mapping()) == {"owner": b"1", "participant": b"1"}
     assert_tidy(repo)

@@ -1,0 +1,428 @@
+"""The end of a transaction: its commit, from top to bottom, or its rollback.
+
+`draft` is what the commit will contain, for the head that it goes on top of; `history.new_commit` is its file.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import logging
+import time
+from collections.abc import Mapping
+from concurrent.futures import Future, wait
+from contextlib import suppress
+from typing import TYPE_CHECKING
+
+from txstore import observing
+from txstore.codecs.chunk_codec import NotMergeableError
+from txstore.commit import Stored
+from txstore.commit_queue.group_commits import PROPOSED
+from txstore.errors import (
+    CommitUnknownError,
+    ConflictError,
+    CorruptionError,
+    ParticipantLostError,
+    TransactionStateError,
+    is_full,
+    keeps_nothing,
+    raise_if_full,
+)
+from txstore.format import packfile
+from txstore.format.documents import DocumentChange, compare_documents, is_left
+from txstore.format.records import SERIALIZABLE
+from txstore.format.regions import WHOLE, Region
+from txstore.history.full_disk import Spare
+from txstore.history.new_commit import LostPlaceError, SyncFailedError
+from txstore.history.snapshot import Snapshot
+from txstore.observing import carried
+from txstore.steps import step
+from txstore.storage.request_threads import executor
+from txstore.transactions.draft import FEW, Draft
+from txstore.transactions.own_part import Part
+from txstore.transactions.participants.chains import Link
+from txstore.transactions.participants.reclaim import look_by_the_way
+from txstore.transactions.participants.shared import SharedTransaction
+from txstore.transactions.view import View
+
+if TYPE_CHECKING:
+    from txstore.transactions.transaction import Transaction
+
+_log = logging.getLogger(__name__)
+
+_HOW_TO_LEAVE = (
+    "Each leaves by leaving its `with` block. A store that has staged in none has done its part when you say so "
+    "(`with store: pass`), when it and its arrays are gone (`del`), or when its process ends"
+)
+#: Number of committers in one process that look for the head at the same time, each during its uploads.
+_LOOKS = 8
+#: Seconds in which other processes can hardly commit anything.
+_MOMENT = 0.05
+
+
+@keeps_nothing
+def commit(tx: Transaction, message: str | None, *, allow_lost: bool) -> Snapshot | None:
+    """Commit the staged changes: see `Transaction.commit`."""
+    url, branch = tx.commits.storage.url, tx.commits.branches.name_of(tx.branch)
+    with observing.span("commit", url=url, branch=branch) as span:
+        try:
+            made = _commit(tx, message, allow_lost=allow_lost)
+        except ConflictError as error:
+            _log.debug("%s: commit conflicts: %s", url, error)
+            observing.count("commit.conflicts", 1)
+            raise
+        if made is not None and made.stored is not None:
+            stored, commit = made.stored, made.stored.commit
+            _log.debug("%s: commit %s (%s)", url, commit, commit.id)
+            if observing.observer is not None:
+                observing.count("io.staged", stored.header.statistics.bytes_set)
+                observing.count("io.written", stored.footer.file_length + sum(each.end for each in stored.header.packs))
+            span.tell(commit=commit.id, version=commit.version, unchanged=tx.unchanged)
+    return made
+
+
+def _commit(tx: Transaction, message: str | None, *, allow_lost: bool) -> Snapshot | None:
+    staging, lifecycle, attempt = tx.staging, tx.lifecycle, object()
+    if lifecycle.state == "open":
+        _check_may_end(tx, "committed")
+    told = staging.record.message if message is None else message
+    is_wanted = not tx.needs_change and bool(told or staging.record.properties)
+    draft: Draft | None = None
+    stored: Stored | None = None
+    result: Snapshot | None = None
+    try:
+        # 1. From now on, no process begins a write. Decide whose writes count (I7, I8).
+        lifecycle.begin_commit(attempt)
+        close_parts(staging.part, staging.view, allow_lost=allow_lost)
+        _check_alone(tx, "committed")  # check again: now no process can join any more
+
+        # 2. Publish them. A merge always makes a commit, even without changes.
+        if staging.count or is_wanted or staging.other_parent is not None:
+            staging.is_unsettled = True
+            draft = _new_draft(tx, told)
+            try:
+                stored = _publish(draft, is_wanted=is_wanted)
+            except LostPlaceError:  # nothing was published: begin anew, and follow only commits that are made
+                draft = _new_draft(tx, told)
+                stored = _publish(draft, is_wanted=is_wanted, may_queue=False)
+            if stored is not None:
+                result = tx.snapshots.made(stored, draft.head)
+                tx.settled = draft.merges.besides
+
+    # The state after an error: failed, open as before, or of unknown outcome.
+    except SyncFailedError as error:
+        _go_on(tx, draft)
+        lifecycle.fail(error.cause)  # I9: no retry, because the data may be lost
+        raise_if_full(error.cause)
+        raise error.cause from None
+    except BaseException as error:
+        if lifecycle.attempt is not attempt:
+            raise
+        if draft is None or not draft.file.proposed:
+            _go_on(tx, draft)
+            raise_if_full(error)
+            raise
+        # I2: a file that may have taken a version is never rewritten, even after an interrupt. I3: delete nothing.
+        lifecycle.state = "of unknown outcome"
+        if isinstance(error, OSError | CorruptionError):
+            raise CommitUnknownError(staging.record.id.hex(), reason=f"it can't be read back ({error})") from error
+        raise
+    finally:
+        if lifecycle.attempt is attempt:
+            lifecycle.attempt = None
+
+    # 3. From now on, read staged values from the commit. Release the locks last: then others may write these keys.
+    lifecycle.state = "committed"
+    tx.unchanged = draft is None or draft.changes_nothing
+    try:
+        staging.settle(staging.view.base if result is None else result)
+    finally:
+        tx.participation.end()
+        tx.locking.release()
+    return result
+
+
+def _new_draft(tx: Transaction, message: str | None) -> Draft:
+    return Draft(tx.commits, tx.snapshots, tx.staging, tx.locking.locks, message or "")
+
+
+@step("commit")
+def _publish(draft: Draft, *, is_wanted: bool, may_queue: bool = True) -> Stored | None:
+    """Return the new commit. None if all staged values equal the base's, unless a commit `is_wanted` even so.
+
+    `may_queue`: it may follow a commit that has no version yet. If that is never made, this raises `LostPlaceError`.
+
+    Raises `ConflictError`, `ConstraintError`, and the errors of `NewCommit`. After `CommitUnknownError` it is unknown
+    whether the commit was published; after any other error it was not. The staged changes remain.
+    """
+    with draft.explaining(), draft.holding_sources():
+        # 1. Merge chunks that several processes wrote in part (I7). Write the commit's run after its values, without
+        #    values that equal the base.
+        draft.write()
+        if draft.changes_nothing and not is_wanted:
+            return None
+
+        # 2. Where committers take turns: look for conflicts with known commits, and for broken constraints, before
+        #    others wait for this one. Skip this if the check is so short that they hardly wait. Where they don't, look
+        #    for the head during uploads.
+        looked: Future[Stored | None] | None = None
+        if not draft.commits.store.takes_turns:
+            looked = _begin_look(draft) if draft.own_run.packs else None
+        elif not _is_fresh(draft):
+            draft.check()
+
+        # 3. Sometimes compact runs of the head, if they are small compared with the data of this commit.
+        draft.merge_runs(draft.head)
+        look_by_the_way(draft.commits, is_large=bool(draft.own_run.packs))
+
+        # 4. Make large files durable, and give the participants' packs their names (I1).
+        draft.file.prepare(draft.head.stored)
+        if looked is not None:
+            wait([looked])  # on an error, `catch_up` meets and raises it again
+
+        return draft.file.settled(_take_version(draft, queues=may_queue and draft.may_queue))
+
+
+@step("publish")
+def _take_version(draft: Draft, *, queues: bool) -> Stored:
+    with draft.file.in_turn(draft.catch_up, queues=queues) as queue:
+        for turn in draft.file.turns(queue):
+            try:
+                # 5. Move to the parent: the head, or what the last committer in the queue is about to make. Merge,
+                #    derive, check (I5, I11). The header names the parent.
+                head = draft.catch_up() if turn.ahead is None else draft.move_to(draft.snapshots.ahead(turn.ahead))
+                turn.follow(head)
+                turn.write_header(draft.contents(head))
+            except SyncFailedError:
+                raise
+            except Exception as error:
+                if turn.ahead is None:
+                    raise
+                raise LostPlaceError from error  # the error may come from a parent that will not be made
+            # 6. The file takes the version (I2), unless another commit has it.
+            if turn.take():
+                break
+    return turn.stored
+
+
+def _is_fresh(draft: Draft) -> bool:
+    """Tell whether other processes can hardly have committed since the base, and the conflict check is short."""
+    staging, view = draft.staging, draft.view
+    return (
+        time.monotonic() - staging.began < _MOMENT
+        and len(view.staged) <= FEW
+        and draft.file.end <= PROPOSED
+        and not (staging.members.is_shared or view.reflinks.any or view.staged.prefixes)
+        and not (staging.declared or draft.base.declared)
+        and staging.record.isolation != SERIALIZABLE
+        and staging.settle_conflicts is None
+        and staging.other_parent is None
+    )
+
+
+def _begin_look(draft: Draft) -> Future[Stored | None] | None:
+    # These threads are separate from those for single requests: a look may wait for such requests.
+    with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads
+        return executor("look for the head", _LOOKS).submit(carried(draft.commits.head), draft.file.branch)
+    return None
+
+
+def check(tx: Transaction) -> None:
+    """Do all that comes before a commit is published: see `Transaction.check`."""
+    draft: Draft | None = None
+    tx.lifecycle.begin_commit(object())
+    try:
+        close_parts(tx.staging.part, tx.staging.view, allow_lost=False)
+        draft = _new_draft(tx, tx.staging.record.message)
+        draft.write()
+        draft.check()
+    finally:
+        _go_on(tx, draft)
+        tx.lifecycle.attempt = None
+
+
+def _go_on(tx: Transaction, draft: Draft | None) -> None:
+    """Return to the state before the attempt to commit."""
+    try:
+        if draft is not None:
+            draft.file.withdraw_packs()
+        with suppress(OSError):
+            tx.members.reopen()
+    finally:
+        tx.staging.is_unsettled = False
+        tx.lifecycle.state = "open"
+
+
+# --- the rollback
+
+
+def roll_back(tx: Transaction) -> None:
+    """Drop the staged changes: see `Transaction.rollback`."""
+    spare = Spare(tx.commits, tx.branch)
+    try:
+        _roll_back(tx, spare)
+    finally:
+        spare.restore()
+
+
+def _roll_back(tx: Transaction, spare: Spare) -> None:
+    lifecycle = tx.lifecycle
+    if lifecycle.state == "committing" and lifecycle.attempt is None:
+        # An interrupt came while a commit was being aborted.
+        lifecycle.state = "of unknown outcome" if tx.staging.is_unsettled else "failed"
+    if lifecycle.may_end:
+        _check_may_end(tx, "rolled back")
+        if tx.members.is_named:
+            try:
+                _close_to_all(tx, "rolled back")
+            except OSError as error:
+                if not is_full(error):
+                    raise
+                # On an object store, the end needs two small files. After that, much is deleted.
+                spare.delete_head_cache()
+                spare.delete_guard()
+                _close_to_all(tx, "rolled back")
+    with lifecycle.lock:
+        if lifecycle.may_end:
+            lifecycle.state = "rolled back"
+    if lifecycle.state == "rolled back":
+        lifecycle.finish_writes()
+        tx.staging.discard()
+        tx.participation.end()
+    if lifecycle.attempt is None:
+        # Also after a commit that an interrupt stopped before it did this: a kept error may keep this object alive.
+        tx.locking.release()
+
+
+def _check_may_end(tx: Transaction, how: str) -> None:
+    if tx.members.is_participant:
+        raise TransactionStateError(
+            f"this transaction is {how} by the process that began it: here, just return", state="foreign"
+        )
+    _check_alone(tx, how)
+
+
+def _check_alone(tx: Transaction, how: str) -> None:
+    if not tx.members.is_named:
+        return
+    if others := tx.part.others_at_work() or tx.part.others_alive():
+        raise TransactionStateError(
+            f"{tx.staging.record.name!r} can be {how} when all have left: {', '.join(others)} may still stage into it. "
+            f"{_HOW_TO_LEAVE}",
+            state="open",
+        )
+
+
+def _close_to_all(tx: Transaction, how: str) -> None:
+    """Stop all staging. Raises `TransactionStateError` if another process ended the transaction or joined it."""
+    tx.members.close_to_all()
+    try:
+        _check_alone(tx, how)
+    except BaseException:
+        tx.members.reopen()
+        raise
+
+
+# --- whose work counts, and what the commit refuses of it (I7, I8)
+
+_TAKE_TURNS = (
+    "Trying again alone does not help. Roll back, and either align the work with the chunks, so that no two processes "
+    "write one, or let them take turns: each reads and writes its part within `with store.lock(path, selection)`"
+)
+_LOCKED_TOO_LATE = (
+    "They take locks, but what one of them wrote comes from what it had read before it held the lock, and others have "
+    "written since. Roll back, and let each read under the lock what it changes there: within "
+    "`with store.lock(path, selection)`, from an array that is opened there if it may have been resized"
+)
+_UNKNOWN_TO_EACH_OTHER = "several processes of this transaction wrote these keys without knowing of each other's writes"
+
+
+def close_parts(part: Part, view: View, *, allow_lost: bool = False) -> None:
+    """Stop all staging, and decide whose frames count.
+
+    Raises `ParticipantLostError` (I8) and `ConflictError` (I7). If no commit is made, call `Membership.reopen`.
+    """
+    members, staged = part.members, view.staged
+    members.follow_others()  # before the seal: a process that the seal refuses may end at once
+    if (shared := members.shared) is None:
+        return
+    living = members.siblings.whole_or_living(shared, shared.participants())
+    shared.seal()
+    failed = {other.members.staged.me for other in part.all_in_this_process() if other.has_failed}
+    lost = members.close_siblings(shared, living, failed)
+
+    def are_equal(one: Link, other: Link) -> bool:
+        return view.read(one) == view.read(other)
+
+    def whole(key: str) -> Region:
+        try:
+            return view.merger(key).whole
+        except NotMergeableError:
+            return WHOLE
+
+    siblings = members.siblings
+    given_up = siblings.given_up()
+    # What is shown leaves these out, but for what was built on them before (I8).
+    left_out = given_up if members.is_named else lost
+    broken = staged.settle(lost, are_equal, left_out, whole=whole)
+    if broken and (killed := siblings.killed(shared)):  # other processes may have repeated their tasks
+        broken = staged.settle(lost | dict.fromkeys(killed, -1), are_equal, left_out, among=broken)
+    lost_keys = siblings.lost_keys(lost, whole)
+    lost_keys += [
+        key
+        for key in _built_on_lost(part, view, shared, {n: at for n, at in lost.items() if n not in given_up})
+        if key not in lost_keys
+    ]
+    if allow_lost:  # except keys whose values a loss of power destroyed, because they were never synced
+        lost_keys = [key for key in lost_keys if _is_damaged(view, key)]
+    if lost and not lost_keys:
+        _log.info("participants that died, whose work is dropped: %s", ", ".join(map(siblings.label, lost)))
+    if lost_keys:
+        raise ParticipantLostError([siblings.label(number) for number in lost], lost_keys)
+    if broken:
+        raise ConflictError(
+            broken,
+            reason=_UNKNOWN_TO_EACH_OTHER + "".join(_told_of_regions(view, key) for key in broken[:1]),
+            advice=_LOCKED_TOO_LATE if all(_have_locked(part, key) for key in broken) else _TAKE_TURNS,
+        )
+
+
+def _built_on_lost(part: Part, view: View, shared: SharedTransaction, lost: Mapping[int, int]) -> set[str]:
+    """Return the documents of which others left a lost change undone, or kept it and changed others (I8).
+
+    Who changes an attribute or appends writes the shape that it has seen, too: the rows of the lost one may be missing.
+    """
+    found, siblings = set[str](), part.members.siblings
+    for key, left, kept, is_kept in view.staged.documents_on_lost(lost):
+        own = siblings.counting(shared, left.participant, key)
+        before: list[Link | None] = [*kept, own] if own is not None else [*kept] or [None]  # None: the base's
+        after = view.content(key, left)
+        contents, now = [view.content(key, link) for link in before], view.content(key, view.staged.get(key))
+        changes = {compare_documents(key, content, after) for content in contents}
+        has_grown = is_kept and changes.isdisjoint((DocumentChange.NONE, DocumentChange.ATTRIBUTES))
+        if has_grown or all(is_left(content, after, now, is_kept=is_kept) for content in contents):
+            found.add(key)
+    return found
+
+
+def _told_of_regions(view: View, key: str) -> str:
+    """Return the regions of a key that at least two processes wrote in part, as text for a message."""
+    regions = [str(link.region) for link in view.staged.links(key) if link.region is not WHOLE]
+    return f" (of {key!r} {', '.join(regions)})" if len(regions) > 1 else ""
+
+
+def _have_locked(part: Part, key: str) -> bool:
+    """Tell whether the processes that wrote a key have locked anything. For the owner this is unknown."""
+    staged, siblings = part.members.staged, part.members.siblings
+    writers = staged.writers(key) - {0}
+    mine = staged.me in writers and not part.announced
+    return bool(writers) and not mine and all(siblings.locks_of(writer) is not None for writer in writers - {staged.me})
+
+
+def _is_damaged(view: View, key: str) -> bool:
+    try:
+        for link in view.staged.layers(key) or filter(None, [view.staged.get(key)]):
+            if link.kind in packfile.REF_OF_FRAME:
+                view.read(link)
+    except CorruptionError:
+        return True
+    return False
