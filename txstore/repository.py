@@ -1196,7 +1196,7 @@ class Repository:
         message = f"constraint {name!r} {'dropped' if constraint is None else 'declared'}"
         with self.engine.begin(branch=self.engine.branch(branch), message=message) as transaction:
             # The message alone, which is not the caller's, makes no commit.
-            transaction.needs_change = True
+            transaction.lifecycle.needs_change = True
             transaction.constraints.declare(name, constraint)
 
     @keeps_nothing

@@ -296,7 +296,7 @@ EDITS = [
     ),
     Edit("history.tags:Tags._write", "not commits.kept.stays(stored, but_tag=name)", "False", "late tag"),
     Edit("history.new_commit:NewCommit.take_version", "self._check_oldest_kept(stored)", "pass", "sleeper"),
-    Edit("history.new_commit:Turn.take", "not new.commits.files.has(self.ahead)", "False", "killed in the queue"),
+    Edit("history.new_commit:CommitTurn.take", "not new.commits.files.has(self.ahead)", "False", "killed in the queue"),
     # Branches: what is kept for them.
     Edit("history.branches:Branches._create", "commits.store.ensure(stored)", "pass", "branch on scratch"),
     Edit("transactions.draft:Draft.holding_sources", "self._make_durable(stored)", "pass", "merged scratch"),

@@ -33,7 +33,7 @@ from txstore.steps import STEPS
 from txstore.storage import commit_lock, permissions, sync_queue, tree
 from txstore.storage import local as storage
 from txstore.transactions import own_part
-from txstore.transactions.participation import Participation
+from txstore.transactions.lifecycle import Lifecycle
 
 if sys.platform == "linux":
     import fcntl
@@ -545,5 +545,5 @@ def forget_all() -> None:
     """Let what ran on the simulated machine leave nothing behind when it is collected: it was killed."""
     _let_go_of_pins(lambda descriptor: descriptor is not None and descriptor >= _FIRST_DESCRIPTOR)
     for thing in processes.all_of(processes._forking):
-        if isinstance(thing, Participation) and thing.staging.storage.url == URL:
+        if isinstance(thing, Lifecycle) and thing.staging.storage.url == URL:
             thing.end()

@@ -301,7 +301,7 @@ class World:
         """Stage into a transaction with a name, and leave it."""
         for key, value in staged.items():
             tx.set(key, value)
-        tx.participation.leave()
+        tx.lifecycle.leave()
         self.parts.append(Part(len(SYSTEM.disk.steps), name, tx.id, dict(staged)))
 
     def end(self, tx: Transaction) -> None:

@@ -412,7 +412,7 @@ def test_a_participant_that_reads_when_it_is_done(repo: txstore.Repository) -> N
 def test_what_is_in_the_pack_of_a_participant(repo: txstore.Repository) -> None:
     store = repo.transaction(isolation="serializable")
     store["mine"] = b"1"
-    shared = store.mapping.participation.share()  # type: ignore[union-attr]
+    shared = store.mapping.lifecycle.share()  # type: ignore[union-attr]
     assert shared is not None
     participant = join_in_this_process(repo, shared)
     participant["own"] = b"1"
@@ -426,7 +426,7 @@ def test_what_is_in_the_pack_of_a_participant(repo: txstore.Repository) -> None:
     tail = SharedTransaction.find(repo.engine.commits, shared).tail(1)
     frames = [(frame.kind, frame.key, frame.seen, frame.length) for frame in tail.new_frames()]
     assert frames[2:] == [(6, b"a", 0, 0), (6, b"new", 0, 0), (7, b"d/", 0, 0), (8, b"d/y/", 0, 0), (9, b"e/", 0, 0)]
-    participant.participation.seal()
+    participant.lifecycle.seal()
     store.rollback()
 
 

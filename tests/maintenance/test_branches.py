@@ -205,10 +205,10 @@ def test_a_vacuum_at_every_step_of_a_fork(open_repo, tmp_path):
 def write_beside(repo: txstore.Repository, branch: str, value: bytes) -> None:
     """Commit a value that another process has staged, which lies in a pack of its own."""
     transaction = repo.begin(branch=branch)
-    transaction.participation.share()
+    transaction.lifecycle.share()
     member = join_in_this_process(repo, transaction.staging.record.id)
     member["large"] = value
-    member.participation.seal()
+    member.lifecycle.seal()
     transaction.commit()
 
 

@@ -63,7 +63,7 @@ class Participants:
         self.base = dict(self.repo.mapping())
         self.ops: list[Op] = []
         owner = self.repo.begin()
-        owner.participation.share()
+        owner.lifecycle.share()
         self.owner = Participant(0, owner)
         self.members = {0: self.owner}
 
@@ -71,7 +71,7 @@ class Participants:
         for member in self.members.values():
             if member.number:
                 member.transaction.staging.part.close()
-                member.transaction.participation.end()
+                member.transaction.lifecycle.end()
         self.owner.transaction.rollback()
 
     @property
@@ -114,7 +114,7 @@ class Participants:
         elif what == "read":
             self.read(member, key)
         elif number and what == "seal":
-            member.transaction.participation.seal()
+            member.transaction.lifecycle.seal()
             member.is_sealed = True
         elif number and what == "die":
             member.transaction.staging.part.writer.close()

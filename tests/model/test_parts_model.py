@@ -53,7 +53,7 @@ class Parts:
         self.writes: list[Write] = []
         self.rival: tuple[frozenset[int], int] | None = None
         owner = self.repo.begin()
-        owner.participation.share()
+        owner.lifecycle.share()
         self.owner = Participant(0, owner)
         self.members = {0: self.owner}
 
@@ -61,7 +61,7 @@ class Parts:
         for member in self.members.values():
             if member.number:
                 member.transaction.staging.part.close()
-                member.transaction.participation.end()
+                member.transaction.lifecycle.end()
         self.owner.transaction.rollback()
 
     def member(self, number: int) -> Participant:
@@ -176,7 +176,7 @@ class Parts:
     def commit(self) -> None:
         for member in self.members.values():
             if member.number:
-                member.transaction.participation.seal()
+                member.transaction.lifecycle.seal()
         written = frozenset().union(*(write.elements for write in self.writes))
         there = list(BASE)
         if self.rival is not None:

@@ -52,7 +52,7 @@ def append(store: TxStore, path: str, value: int) -> None:
 
 
 def seal(store: TxStore) -> None:
-    store.mapping.participation.seal()
+    store.mapping.lifecycle.seal()
 
 
 def enter(store: TxStore) -> None:

@@ -553,7 +553,7 @@ def test_a_child_declares_nothing_and_breaks_nothing(repo):
             with pytest.raises(TransactionStateError, match="began it"):
                 store.constraints["a"] = OnlyGrows("x")
             append(1, path="y")(store)
-            store.mapping.participation.seal()
+            store.mapping.lifecycle.seal()
 
         with forked(work) as child:
             assert status_of(child) == 0

@@ -89,7 +89,7 @@ def wait_for_uploads(store: txstore.TxStore) -> None:
 
 def kill(store: txstore.TxStore) -> None:
     """Nothing of it is renewed any more, and nothing deleted."""
-    store.mapping.participation.end()
+    store.mapping.lifecycle.end()
     held = store.mapping.staging.storage.leases
     for lease in list(held._held):
         lease._is_closed = True
@@ -180,7 +180,7 @@ def test_who_comes_back_after_it_was_taken_for_dead_does_not_commit(url: str, se
     server.time += 2 * HOUR
     write(url)
     assert not of(url, slow)
-    slow.mapping.participation.end()
+    slow.mapping.lifecycle.end()
     for lease in slow.mapping.staging.storage.leases._held:  # it has slept for as long
         lease._renewed -= 2 * HOUR
     with pytest.raises(OSError, match="begin anew"):
@@ -194,7 +194,7 @@ def test_who_dies_committing_leaves_it_to_a_vacuum(url, server, monkeypatch, is_
     """From the lease alone nobody can tell whether the commit was made."""
     dead = upload(url)
     writer, transaction = dead.mapping.staging.part.writer, dead.mapping.staging.record.id
-    dead.mapping.participation.end()
+    dead.mapping.lifecycle.end()
     held = dead.mapping.staging.storage.leases
     if is_made:
         with monkeypatch.context() as patched:
@@ -220,7 +220,7 @@ def test_who_dies_committing_leaves_it_to_a_vacuum(url, server, monkeypatch, is_
 
 def test_of_a_shared_transaction_what_was_never_sealed_goes(url: str, server: Server) -> None:
     dead = upload(url)
-    dead.mapping.participation.share()
+    dead.mapping.lifecycle.share()
     kill(dead)
     server.time += 2 * HOUR
     write(url)
@@ -230,7 +230,7 @@ def test_of_a_shared_transaction_what_was_never_sealed_goes(url: str, server: Se
 
 def test_of_a_shared_transaction_what_was_sealed_stays(url: str, server: Server) -> None:
     dead = upload(url)
-    dead.mapping.participation.share()
+    dead.mapping.lifecycle.share()
     dead.mapping.staging.members.shared.seal()
     kill(dead)
     server.time += 2 * HOUR

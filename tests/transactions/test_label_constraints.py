@@ -417,7 +417,7 @@ def test_a_participant_is_checked(repo):
 
     def work() -> None:
         put(9, 30)(store)  # the same chunk: the commit merges the two
-        store.mapping.participation.seal()
+        store.mapping.lifecycle.seal()
 
     with forked(work) as child:
         assert status_of(child) == 0

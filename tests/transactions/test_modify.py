@@ -121,7 +121,7 @@ def test_two_stores_of_one_participant(tmp_path: Path) -> None:
     repo = txstore.Repository(tmp_path / "data.tx")
     create(repo)
     owner = repo.begin()
-    shared = owner.participation.share()
+    shared = owner.lifecycle.share()
     assert shared is not None
     engine = txstore.Repository(tmp_path / "data.tx").engine
     first, second = (engine.join(shared, repo.engine.commits.identity.id) for _ in range(2))
@@ -144,8 +144,8 @@ def test_two_stores_of_one_participant(tmp_path: Path) -> None:
         may_go.set()
         slow.result(60)
         other.result(60)
-    first.participation.seal()
+    first.lifecycle.seal()
     for each in (first, second):
-        each.participation.end()
+        each.lifecycle.end()
     owner.commit()
     assert read_chunk(repo.snapshot().mapping, "x/c/0") == [1, 2, *range(12, 18)]

@@ -317,7 +317,7 @@ class Participants:
     def __init__(self, repo: txstore.Repository) -> None:
         self.repo = repo
         self.owner = repo.begin()
-        self.owner.participation.share()
+        self.owner.lifecycle.share()
         self.others: list[Transaction] = []
 
     def join(self) -> Transaction:
@@ -327,19 +327,19 @@ class Participants:
     def commit(self, **options: Any) -> None:
         for other in self.others:
             if not other.staging.part.has_failed:
-                other.participation.seal()
+                other.lifecycle.seal()
         self.owner.commit(**options)
 
     def die(self, other: Transaction) -> None:
         """Its process has died before it had sealed its part."""
         self.others.remove(other)
         other.staging.part.writer.close()
-        other.participation.end()
+        other.lifecycle.end()
 
     def end(self) -> None:
         for other in self.others:
             other.staging.part.close()
-            other.participation.end()
+            other.lifecycle.end()
         self.owner.rollback()
 
 
@@ -421,8 +421,8 @@ def test_parts_in_a_transaction_with_a_name(repo: txstore.Repository) -> None:
     write_part(second, KEY, slice(2, 4), 2)
     write_part(theirs, KEY, slice(6, 7), 3)
     theirs.commit()
-    first.participation.leave()
-    second.participation.leave()
+    first.lifecycle.leave()
+    second.lifecycle.leave()
     last = existing(repo, "run")
     assert read_chunk(last, KEY) == [1, 1, 2, 2, *BASE[4:]]
     last.commit()
@@ -437,18 +437,18 @@ def test_a_part_over_one_of_two_does_not_hide_what_was_lost_of_the_other(repo: t
     two = [join_in_this_process(repo, named.staging.record.id) for _ in range(2)]
     write_part(two[lost], KEY, slice(0, 2), 1)  # element 2 is missing
     write_part(two[1 - lost], KEY, slice(3, 5), 2)
-    two[1 - lost].participation.seal()
+    two[1 - lost].lifecycle.seal()
     two[lost].staging.part.close()
     later = join_in_this_process(repo, named.staging.record.id)
     write_part(later, KEY, slice(3, 6), 3)
-    later.participation.seal()
+    later.lifecycle.seal()
     for each in (two[1 - lost], later):
         each.staging.part.close()
     with pytest.raises(ParticipantLostError, match=KEY):
         named.commit("job")
     again = join_in_this_process(repo, named.staging.record.id)
     write_part(again, KEY, slice(0, 3), 4)
-    again.participation.seal()
+    again.lifecycle.seal()
     again.staging.part.close()
     named.commit("job")
     assert read_chunk(repo.snapshot().mapping, KEY) == [4, 4, 4, 3, 3, 3, 16, 17]

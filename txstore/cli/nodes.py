@@ -160,7 +160,7 @@ def _commit(
     """Commit a change, if it changes anything, with the user's message or a description of the change."""
     repo = open_repository(path, storage_options)
     with repo.begin(message or told, branch=branch) as transaction:
-        transaction.needs_change = not message
+        transaction.lifecycle.needs_change = not message
         change(repo, transaction)
         made = transaction.commit()
     commit = None if made is None else made.commit

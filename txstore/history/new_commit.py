@@ -215,12 +215,12 @@ class NewCommit:
         queues = queues and self.durable and self.end <= SYNC_BEFORE_LOCK
         return self.storage.lock(names.COMMIT_LOCK, catch_up, queues=queues)
 
-    def turns(self, queue: SyncQueue | None) -> Iterator[Turn]:
+    def turns(self, queue: SyncQueue | None) -> Iterator[CommitTurn]:
         """Yield a turn for each version that the commit may try, until one was taken. `queue` is that of `in_turn`."""
         lost = _Lost(self.storage)
         while True:
             self.commits.branches.check_living(self.branch)
-            turn = Turn(self, queue, None if queue is None else self._last_in(queue))
+            turn = CommitTurn(self, queue, None if queue is None else self._last_in(queue))
             yield turn
             lost.one_more()  # I2: another commit has the version for certain, so the file may be rewritten
 
@@ -230,7 +230,7 @@ class NewCommit:
     ) -> Stored | None:
         """Take the next version, on top of the head that `catch_up` finds. None if `contents` says so.
 
-        Raises the errors of both and of `Turn`. After `CommitUnknownError` it is unknown whether the commit was
+        Raises the errors of both and of `CommitTurn`. After `CommitUnknownError` it is unknown whether the commit was
         published; after any other error it was not.
         """
         with self.in_turn(catch_up) as queue:
@@ -380,7 +380,7 @@ class NewCommit:
         return Stored(header, footer, commitfile.header_hash(encoded), self.commits.branches.name_of)
 
 
-class Turn:
+class CommitTurn:
     """One attempt of a new commit to take a version: the one after its parent's."""
 
     stored: Stored  # the commit, as its header says

@@ -44,7 +44,7 @@ class LockBlock:
                 self._transaction = self._present()
                 # Keep no error in a variable: it would keep this object, and its locks, until a garbage collection.
                 try:
-                    dirty = self._transaction.locking.lock(self._turns, self._lock, remaining(deadline))
+                    dirty = self._transaction.lifecycle.lock(self._turns, self._lock, remaining(deadline))
                 except TransactionStateError:
                     if self._is_inside():
                         raise
@@ -89,4 +89,4 @@ class LockBlock:
                 transaction.lifecycle.fail(TransactionStateError(reason, state="failed"))
             self._gate.leave_block(self._inside)
             self._inside = None
-        transaction.locking.unlock(self._turns)
+        transaction.lifecycle.unlock(self._turns)

@@ -78,7 +78,7 @@ class Session:
     def before_fork(self) -> None:
         if (self.depth or self.may_fork) and self.current.ended is None and not self.current.is_joined:
             with suppress(OSError, TxStoreError):  # if the child writes, it gets an error that says so
-                self.transaction.participation.share()
+                self.transaction.lifecycle.share()
 
     def after_fork_in_child(self) -> None:
         self.depth = 0  # the `with` blocks belong to the parent
@@ -140,14 +140,14 @@ class Session:
                 raise
             finally:
                 if self.current.is_named:
-                    self.transaction.participation.leave()
+                    self.transaction.lifecycle.leave()
                 elif self.current.present is not None:
-                    self.current.present.participation.leave_block(complete=complete)
+                    self.current.present.lifecycle.leave_block(complete=complete)
 
     def enter(self) -> None:
         """Enter a `with` block. Raises `TransactionStateError` if a named transaction has ended meanwhile."""
         if self.depth == 0 and self.current.is_named and self.current.present is not None:
-            self.current.present.participation.enter()
+            self.current.present.lifecycle.enter()
         self.depth += 1
 
     def leave(self, *, complete: bool) -> None:
@@ -159,9 +159,9 @@ class Session:
             if (complete or self.current.is_named) and not self.gate.close():
                 raise busy()
             if self.current.is_named:
-                transaction.participation.leave()
+                transaction.lifecycle.leave()
             elif complete:
-                transaction.participation.seal()
+                transaction.lifecycle.seal()
             else:
                 self.fail("a `with` block was left by an exception")
 
@@ -211,15 +211,17 @@ class Session:
             self.held.learn(ended)
             if not allow_misaligned:
                 self.held.check_aligned(ended)
-            ended.needs_change = at_end and self._has_ended_one
+            ended.lifecycle.needs_change = at_end and self._has_ended_one
             made = ended.commit(message, allow_lost=allow_lost)
-            if made is not None or not ended.needs_change:
+            if made is not None or not ended.lifecycle.needs_change:
                 self.unchanged = ended.unchanged
             self._has_ended_one |= made is not None
             self.held.learn(ended)  # of the last changes; this raises nothing
             self.held.forget_cleared()
             new = old if made is None else made
-            self._move(old, new, own=new.seq, settled=ended.settled)  # this raises nothing: the commit is made
+            self._move(
+                old, new, own=new.seq, settled=ended.lifecycle.settled
+            )  # this raises nothing: the commit is made
             if ended.members.is_named:
                 self.current.ended = "this transaction was committed: begin a new one with repo.transaction()"
             return None if made is None else made.commit

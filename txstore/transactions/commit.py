@@ -11,7 +11,6 @@ import time
 from collections.abc import Mapping
 from concurrent.futures import Future, wait
 from contextlib import suppress
-from typing import TYPE_CHECKING
 
 from txstore import observing
 from txstore.codecs.chunk_codec import NotMergeableError
@@ -38,14 +37,12 @@ from txstore.observing import carried
 from txstore.steps import step
 from txstore.storage.request_threads import executor
 from txstore.transactions.draft import FEW, Draft
+from txstore.transactions.lifecycle import Lifecycle
 from txstore.transactions.own_part import Part
 from txstore.transactions.participants.chains import Link
 from txstore.transactions.participants.reclaim import look_by_the_way
 from txstore.transactions.participants.shared import SharedTransaction
 from txstore.transactions.view import View
-
-if TYPE_CHECKING:
-    from txstore.transactions.transaction import Transaction
 
 _log = logging.getLogger(__name__)
 
@@ -60,9 +57,9 @@ _MOMENT = 0.05
 
 
 @keeps_nothing
-def commit(tx: Transaction, message: str | None, *, allow_lost: bool) -> Snapshot | None:
+def commit(tx: Lifecycle, message: str | None, *, allow_lost: bool) -> Snapshot | None:
     """Commit the staged changes: see `Transaction.commit`."""
-    url, branch = tx.commits.storage.url, tx.commits.branches.name_of(tx.branch)
+    url, branch = tx.commits.storage.url, tx.commits.branches.name_of(tx.staging.record.branch)
     with observing.span("commit", url=url, branch=branch) as span:
         try:
             made = _commit(tx, message, allow_lost=allow_lost)
@@ -80,9 +77,9 @@ def commit(tx: Transaction, message: str | None, *, allow_lost: bool) -> Snapsho
     return made
 
 
-def _commit(tx: Transaction, message: str | None, *, allow_lost: bool) -> Snapshot | None:
-    staging, lifecycle, attempt = tx.staging, tx.lifecycle, object()
-    if lifecycle.state == "open":
+def _commit(tx: Lifecycle, message: str | None, *, allow_lost: bool) -> Snapshot | None:
+    staging, attempt = tx.staging, object()
+    if tx.state == "open":
         _check_may_end(tx, "committed")
     told = staging.record.message if message is None else message
     is_wanted = not tx.needs_change and bool(told or staging.record.properties)
@@ -91,18 +88,18 @@ def _commit(tx: Transaction, message: str | None, *, allow_lost: bool) -> Snapsh
     result: Snapshot | None = None
     try:
         # 1. From now on, no process begins a write. Decide whose writes count (I7, I8).
-        lifecycle.begin_commit(attempt)
+        tx.begin_commit(attempt)
         close_parts(staging.part, staging.view, allow_lost=allow_lost)
         _check_alone(tx, "committed")  # check again: now no process can join any more
 
         # 2. Publish them. A merge always makes a commit, even without changes.
         if staging.count or is_wanted or staging.other_parent is not None:
             staging.is_unsettled = True
-            draft = _new_draft(tx, told)
+            draft = Draft(tx, told or "")
             try:
                 stored = _publish(draft, is_wanted=is_wanted)
             except LostPlaceError:  # nothing was published: begin anew, and follow only commits that are made
-                draft = _new_draft(tx, told)
+                draft = Draft(tx, told or "")
                 stored = _publish(draft, is_wanted=is_wanted, may_queue=False)
             if stored is not None:
                 result = tx.snapshots.made(stored, draft.head)
@@ -111,38 +108,34 @@ def _commit(tx: Transaction, message: str | None, *, allow_lost: bool) -> Snapsh
     # The state after an error: failed, open as before, or of unknown outcome.
     except SyncFailedError as error:
         _go_on(tx, draft)
-        lifecycle.fail(error.cause)  # I9: no retry, because the data may be lost
+        tx.fail(error.cause)  # I9: no retry, because the data may be lost
         raise_if_full(error.cause)
         raise error.cause from None
     except BaseException as error:
-        if lifecycle.attempt is not attempt:
+        if tx.attempt is not attempt:
             raise
         if draft is None or not draft.file.proposed:
             _go_on(tx, draft)
             raise_if_full(error)
             raise
         # I2: a file that may have taken a version is never rewritten, even after an interrupt. I3: delete nothing.
-        lifecycle.state = "of unknown outcome"
+        tx.state = "of unknown outcome"
         if isinstance(error, OSError | CorruptionError):
             raise CommitUnknownError(staging.record.id.hex(), reason=f"it can't be read back ({error})") from error
         raise
     finally:
-        if lifecycle.attempt is attempt:
-            lifecycle.attempt = None
+        if tx.attempt is attempt:
+            tx.attempt = None
 
     # 3. From now on, read staged values from the commit. Release the locks last: then others may write these keys.
-    lifecycle.state = "committed"
+    tx.state = "committed"
     tx.unchanged = draft is None or draft.changes_nothing
     try:
         staging.settle(staging.view.base if result is None else result)
     finally:
-        tx.participation.end()
-        tx.locking.release()
+        tx.end()
+        tx.release_locks()
     return result
-
-
-def _new_draft(tx: Transaction, message: str | None) -> Draft:
-    return Draft(tx.commits, tx.snapshots, tx.staging, tx.locking.locks, message or "")
 
 
 @step("commit")
@@ -226,52 +219,51 @@ def _begin_look(draft: Draft) -> Future[Stored | None] | None:
     return None
 
 
-def check(tx: Transaction) -> None:
+def check(tx: Lifecycle) -> None:
     """Do all that comes before a commit is published: see `Transaction.check`."""
     draft: Draft | None = None
-    tx.lifecycle.begin_commit(object())
+    tx.begin_commit(object())
     try:
         close_parts(tx.staging.part, tx.staging.view, allow_lost=False)
-        draft = _new_draft(tx, tx.staging.record.message)
+        draft = Draft(tx, tx.staging.record.message or "")
         draft.write()
         draft.check()
     finally:
         _go_on(tx, draft)
-        tx.lifecycle.attempt = None
+        tx.attempt = None
 
 
-def _go_on(tx: Transaction, draft: Draft | None) -> None:
+def _go_on(tx: Lifecycle, draft: Draft | None) -> None:
     """Return to the state before the attempt to commit."""
     try:
         if draft is not None:
             draft.file.withdraw_packs()
         with suppress(OSError):
-            tx.members.reopen()
+            tx.staging.members.reopen()
     finally:
         tx.staging.is_unsettled = False
-        tx.lifecycle.state = "open"
+        tx.state = "open"
 
 
 # --- the rollback
 
 
-def roll_back(tx: Transaction) -> None:
+def roll_back(tx: Lifecycle) -> None:
     """Drop the staged changes: see `Transaction.rollback`."""
-    spare = Spare(tx.commits, tx.branch)
+    spare = Spare(tx.commits, tx.staging.record.branch)
     try:
         _roll_back(tx, spare)
     finally:
         spare.restore()
 
 
-def _roll_back(tx: Transaction, spare: Spare) -> None:
-    lifecycle = tx.lifecycle
-    if lifecycle.state == "committing" and lifecycle.attempt is None:
+def _roll_back(tx: Lifecycle, spare: Spare) -> None:
+    if tx.state == "committing" and tx.attempt is None:
         # An interrupt came while a commit was being aborted.
-        lifecycle.state = "of unknown outcome" if tx.staging.is_unsettled else "failed"
-    if lifecycle.may_end:
+        tx.state = "of unknown outcome" if tx.staging.is_unsettled else "failed"
+    if tx.may_end:
         _check_may_end(tx, "rolled back")
-        if tx.members.is_named:
+        if tx.staging.members.is_named:
             try:
                 _close_to_all(tx, "rolled back")
             except OSError as error:
@@ -281,30 +273,30 @@ def _roll_back(tx: Transaction, spare: Spare) -> None:
                 spare.delete_head_cache()
                 spare.delete_guard()
                 _close_to_all(tx, "rolled back")
-    with lifecycle.lock:
-        if lifecycle.may_end:
-            lifecycle.state = "rolled back"
-    if lifecycle.state == "rolled back":
-        lifecycle.finish_writes()
+    with tx.guard:
+        if tx.may_end:
+            tx.state = "rolled back"
+    if tx.state == "rolled back":
+        tx.finish_writes()
         tx.staging.discard()
-        tx.participation.end()
-    if lifecycle.attempt is None:
+        tx.end()
+    if tx.attempt is None:
         # Also after a commit that an interrupt stopped before it did this: a kept error may keep this object alive.
-        tx.locking.release()
+        tx.release_locks()
 
 
-def _check_may_end(tx: Transaction, how: str) -> None:
-    if tx.members.is_participant:
+def _check_may_end(tx: Lifecycle, how: str) -> None:
+    if tx.staging.members.is_participant:
         raise TransactionStateError(
             f"this transaction is {how} by the process that began it: here, just return", state="foreign"
         )
     _check_alone(tx, how)
 
 
-def _check_alone(tx: Transaction, how: str) -> None:
-    if not tx.members.is_named:
+def _check_alone(tx: Lifecycle, how: str) -> None:
+    if not tx.staging.members.is_named:
         return
-    if others := tx.part.others_at_work() or tx.part.others_alive():
+    if others := tx.staging.part.others_at_work() or tx.staging.part.others_alive():
         raise TransactionStateError(
             f"{tx.staging.record.name!r} can be {how} when all have left: {', '.join(others)} may still stage into it. "
             f"{_HOW_TO_LEAVE}",
@@ -312,13 +304,13 @@ def _check_alone(tx: Transaction, how: str) -> None:
         )
 
 
-def _close_to_all(tx: Transaction, how: str) -> None:
+def _close_to_all(tx: Lifecycle, how: str) -> None:
     """Stop all staging. Raises `TransactionStateError` if another process ended the transaction or joined it."""
-    tx.members.close_to_all()
+    tx.staging.members.close_to_all()
     try:
         _check_alone(tx, how)
     except BaseException:
-        tx.members.reopen()
+        tx.staging.members.reopen()
         raise
 
 

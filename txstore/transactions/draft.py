@@ -45,14 +45,14 @@ from txstore.history.changes import Ref, changed, keys_changed_since, refs_of
 from txstore.history.commits import Commits
 from txstore.history.erasures import as_erasure
 from txstore.history.new_commit import Contents, NewCommit, SyncFailedError
-from txstore.history.snapshot import Snapshot, Snapshots
+from txstore.history.snapshot import Snapshot
 from txstore.segments import compaction
 from txstore.segments import runs as index
 from txstore.segments.pack_writer import Staged
 from txstore.segments.replaced import read_records
 from txstore.transactions import conflicts
 from txstore.transactions.conflicts import Settled, Writes
-from txstore.transactions.held_locks import TransactionLocks
+from txstore.transactions.lifecycle import Lifecycle
 from txstore.transactions.participants.chains import Link
 from txstore.transactions.reflinks import HeldSources
 from txstore.transactions.staging import Staging
@@ -74,17 +74,15 @@ class _Merged(NamedTuple):
 class Draft:
     """One attempt to commit a transaction's staged changes."""
 
-    def __init__(
-        self, commits: Commits, snapshots: Snapshots, staging: Staging, locks: TransactionLocks | None, message: str
-    ) -> None:
-        record = staging.record
+    def __init__(self, tx: Lifecycle, message: str) -> None:
+        commits, staging, record = tx.commits, tx.staging, tx.staging.record
         self.commits = commits
-        self.snapshots = snapshots
+        self.snapshots = tx.snapshots
         self.staging = staging
         self.view = staging.view
         self.head = self.view.base
         self.writes: Writes | None = None
-        self.locks = locks
+        self.locks = tx.locks
         packs = [DataPack(PackName(part.pack_id), part.end) for part in staging.parts()]
         self.file = NewCommit(
             commits,

@@ -51,7 +51,7 @@ class StagedDeclarations:
     def set(self, kind: Kind, name: str, written: Mapping[str, Any] | None) -> None:
         """Set a name, or drop it: None. Raises `ValueError` now, not at the commit, if it is too long."""
         self.after(kind, name, written)
-        with self._lifecycle.lock:
+        with self._lifecycle.guard:
             self._lifecycle.check_open()
             getattr(self.staging.declared, kind)[name] = written
 

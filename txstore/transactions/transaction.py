@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Collection, Hashable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
 from typing import TYPE_CHECKING, TypedDict, TypeVar
 
 from txstore._native import chunks
@@ -27,9 +27,7 @@ from txstore.transactions import commit as ending
 from txstore.transactions.begin_checks import check_description
 from txstore.transactions.held_locks import TransactionLocks
 from txstore.transactions.lifecycle import Lifecycle
-from txstore.transactions.locking import Locking
 from txstore.transactions.node_copies import NodeCopies
-from txstore.transactions.participation import Participation
 from txstore.transactions.reads import NotingView
 from txstore.transactions.staged_declarations import StagedDeclarations, StagedViews, constraints_of, cursors_of
 from txstore.transactions.staging import Staging
@@ -79,7 +77,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     its own writes. Staged values lie in files below `.staging/`, never in memory. Any number of threads may use it.
 
     As a context manager it commits on a clean exit and rolls back on an exception. `nodes` moves, copies and restores
-    arrays and groups by reference; `participation` lets other processes join, and ends this process's part.
+    arrays and groups by reference; `lifecycle` lets other processes join, and ends this process's part.
 
     States: "open"; "failed" after a failed write; "committed"; "rolled back"; "of unknown outcome".
     """
@@ -91,8 +89,6 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         staging: Staging,
         locks: TransactionLocks | None = None,
     ) -> None:
-        self.commits = commits
-        self.snapshots = snapshots
         self.staging = staging
         self.members = staging.members
         self.part = staging.part
@@ -100,16 +96,10 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         self.is_serializable = staging.record.isolation == SERIALIZABLE
         # Reads of the user go through this view, which notes them in a serializable transaction.
         self._view = NotingView(staging.view, staging.view.note_read) if self.is_serializable else staging.view
-        self.lifecycle = Lifecycle(staging)
-        self.locking = Locking(commits, snapshots, staging, self.lifecycle, locks)
-        self.participation = Participation(self, staging, self.lifecycle, self.locking)
+        self.lifecycle = Lifecycle(self, commits, snapshots, staging, locks)
         self.nodes = NodeCopies(snapshots, staging, self.lifecycle, self._view)
         self._looked_at: dict[str, FileVersion] = {}  # referenced files, each as first seen
         self._entered_in = 0  # the process that entered the `with` block
-        self.needs_change = False  # the message alone is no reason for a commit: an earlier commit already has it
-        self.unchanged = False  # whether the commit changed nothing, even if it was made because of its message
-        #: The keys for which the commit merged staged values with those of other commits.
-        self.settled: Collection[str] = ()
 
     @property
     def state(self) -> str:
@@ -139,6 +129,11 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     def isolation(self) -> str:
         """ "snapshot" or "serializable"."""
         return self.staging.record.isolation
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether the commit changed no value. It may exist all the same, for its message."""
+        return self.lifecycle.unchanged
 
     @property
     def staged_count(self) -> int:
@@ -360,7 +355,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             self.set(key, value)
 
     def __enter__(self) -> Self:
-        self.participation.enter()
+        self.lifecycle.enter()
         self._entered_in = os.getpid()
         return self
 
@@ -369,7 +364,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             return  # the block was entered before a fork: the parent ends it
         if self.members.is_participant:
             if kind is None:
-                self.participation.seal()
+                self.lifecycle.seal()
             return
         try:
             if kind is None and self.lifecycle.may_end:
@@ -406,12 +401,12 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         processes or threads still use a named one.
         """
         with self.part.ending():
-            ending.roll_back(self)
+            ending.roll_back(self.lifecycle)
 
     def check(self) -> None:
         """Raise what `commit` would raise on the present head, `ConflictError` among others; publish nothing."""
         with self.part.ending():
-            ending.check(self)
+            ending.check(self.lifecycle)
 
     def commit(self, message: str | None = None, *, allow_lost: bool = False) -> Snapshot | None:
         """Publish all staged writes in one step. With `durability="fsync"`, they survive a power loss afterwards.
@@ -441,4 +436,4 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         """
         check_description(message, None)
         with self.part.ending():
-            return ending.commit(self, message, allow_lost=allow_lost)
+            return ending.commit(self.lifecycle, message, allow_lost=allow_lost)

@@ -132,8 +132,8 @@ def test_the_end_of_a_child_is_not_the_end_of_the_parents_transaction(filled, si
     def child():
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")
-            tx.participation._finalizer()
-            session._session.transaction.participation._finalizer()
+            tx.lifecycle._finalizer()
+            session._session.transaction.lifecycle._finalizer()
         return [str(warning.message) for warning in caught]
 
     assert in_child(child) == []

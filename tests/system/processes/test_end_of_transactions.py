@@ -267,7 +267,7 @@ def fault_at(repo: txstore.Repository, step: int, error: BaseException, when: st
     watched = watch(repo)
     owner = repo.begin()
     owner["owner"] = b"1"
-    child = join_in_this_process(repo, owner.participation.share())
+    child = join_in_this_process(repo, owner.lifecycle.share())
     child["child"] = b"1"
     steps = iter(range(step))
     happened = []

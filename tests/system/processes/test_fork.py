@@ -65,7 +65,7 @@ def test_in_a_block_it_does_not_matter_whether_it_was_used_before(repo, store, u
 def test_a_plain_mapping_is_shared_too(repo, store):
     with repo.begin() as transaction:
         transaction["owner"] = b"1"
-        in_child(lambda: (transaction.set("child", b"1"), transaction.participation.seal()))
+        in_child(lambda: (transaction.set("child", b"1"), transaction.lifecycle.seal()))
         assert dict(transaction)["child"] == b"1"
     assert repo.mapping()["child"] == b"1"
 
@@ -101,7 +101,7 @@ def test_the_end_of_an_idle_child_ends_nothing(repo, store, how):
     transactions = [repo.begin(), repo.begin()]
     for number, transaction in enumerate(transactions):
         transaction[f"{number}"] = bytes(2 << 20)
-    in_child(lambda: (transactions[0].set("part", b"1"), transactions[0].participation.seal()))
+    in_child(lambda: (transactions[0].set("part", b"1"), transactions[0].lifecycle.seal()))
     del transaction
 
     def end() -> None:
@@ -455,7 +455,7 @@ def test_forks_while_other_threads_begin_and_end_transactions(repo, store, monke
             def work(mine=mine, number=number) -> None:
                 signal.alarm(TIMEOUT)
                 mine[f"child {number}"] = b"1"
-                mine.participation.seal()
+                mine.lifecycle.seal()
 
             in_child(work)
             mine.commit()

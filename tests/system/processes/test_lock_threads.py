@@ -56,7 +56,7 @@ def other() -> Iterator[ThreadPoolExecutor]:
 
 
 def locks_of(store: TxStore) -> TransactionLocks:
-    locks = store.mapping.locking.locks
+    locks = store.mapping.lifecycle.locks
     assert locks is not None
     return locks
 

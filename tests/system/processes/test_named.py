@@ -348,7 +348,7 @@ def test_leaving_waits_for_the_writes_of_other_threads(repo: txstore.Repository)
 
     staging.stage = slow
     writer = threading.Thread(target=transaction.set, args=("a", value_of("a")), daemon=True)
-    leaver = threading.Thread(target=transaction.participation.leave, daemon=True)
+    leaver = threading.Thread(target=transaction.lifecycle.leave, daemon=True)
     writer.start()
     assert entered.wait(TIMEOUT)
     leaver.start()

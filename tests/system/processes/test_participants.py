@@ -378,7 +378,7 @@ def append_with_old_array(store: TxStore, path: str, pipe: Any) -> None:
 
 def test_an_array_that_was_opened_before_the_lock_is_to_be_opened_again(repo, store):
     mine, theirs = QUICK.Pipe()
-    store.mapping.participation.share()
+    store.mapping.lifecycle.share()
     late = QUICK.Process(target=append_with_old_array, args=(store, "x", theirs), daemon=True)
     late.start()
     assert mine.poll(TIMEOUT)

@@ -437,7 +437,7 @@ def test_a_forked_child_reads_what_its_parent_has_only_in_memory(repo, store):
 
 def test_who_could_not_renew_its_lease_for_long_stages_no_more(repo, store):
     """What it has staged may have been deleted."""
-    store.mapping.participation.share()
+    store.mapping.lifecycle.share()
     store["before"] = b"1"
     lease = store.mapping.staging.part.writer._lease
     with lease._closing:  # or it may be renewed at this moment
@@ -457,7 +457,7 @@ def test_what_is_dropped_on_an_event_loop_does_not_hold_it_up(server_of, engine)
     repo = opened(with_engine(server_of("s3"), engine))
     with repo.transaction() as store:
         store["owner"] = b"1"
-        store.mapping.participation.share()
+        store.mapping.lifecycle.share()
         joined = [join_in_this_process(repo, store.mapping.shared_id)]
         joined[0]["participant"] = b"1"
 
