@@ -80,7 +80,7 @@ if TYPE_CHECKING:
     from txstore.interchange.references import References
     from txstore.labels import Upserted
     from txstore.serving.server import Shown
-    from txstore.storage.retry_turn import RetryTurn
+    from txstore.storage.commit_lock import RetryTurn
     from txstore.store import TxStore
 
 _log = logging.getLogger(__name__)

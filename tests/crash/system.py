@@ -2,7 +2,7 @@
 
 So that every call is one that the product really makes, and a sync that is missing there is missing here. What is
 replaced are the names `os`, `fcntl` and `local` in the modules `local` and `tree`, and some of them in `permissions`,
-`pins`, `kernel_locks`, `commit_lock` and `sync_queue`. Locks of open file descriptions are granted as the kernel does;
+`pins`, `kernel_locks` and `commit_lock`. Locks of open file descriptions are granted as the kernel does;
 chunk-key locks and watches there are none.
 """
 
@@ -30,7 +30,7 @@ from txstore.errors import LocksUnavailableError
 from txstore.format.commitfile import Footer, Header
 from txstore.locks import kernel_locks, pins
 from txstore.steps import STEPS
-from txstore.storage import commit_lock, permissions, sync_queue, tree
+from txstore.storage import commit_lock, permissions, tree
 from txstore.storage import local as storage
 from txstore.transactions import own_part
 from txstore.transactions.lifecycle import Lifecycle
@@ -524,8 +524,6 @@ def simulated() -> Iterator[System]:
         mock.patch.object(kernel_locks.ByteLocks, "holders", return_value=[]),  # for people, too
         mock.patch.object(commit_lock, "fcntl", _Fcntl()),
         mock.patch.object(commit_lock, "_tell"),  # who has the turn: for people, and for as long as it lasts
-        mock.patch.object(sync_queue, "fcntl", _Fcntl()),
-        mock.patch.object(sync_queue, "os", _os),
         mock.patch.object(commit_lock, "about", return_value=b"{}"),
         mock.patch.object(os, "urandom", SYSTEM.randbytes),
         mock.patch.object(Stored, "__init__", _init_stored),

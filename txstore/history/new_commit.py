@@ -37,9 +37,8 @@ from txstore.history.find import first_since
 from txstore.history.snapshot import Snapshot
 from txstore.segments.pack_writer import Staged, Writer
 from txstore.steps import step
-from txstore.storage.commit_lock import WARN_AFTER, this_user
+from txstore.storage.commit_lock import WARN_AFTER, SyncQueue, this_user
 from txstore.storage.interface import Mapped, Storage
-from txstore.storage.sync_queue import SyncQueue
 
 _log = logging.getLogger(__name__)
 

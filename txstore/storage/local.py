@@ -23,13 +23,12 @@ from txstore.format import names, records
 from txstore.steps import step
 from txstore.storage import commit_lock
 from txstore.storage.capabilities import LOCAL, LockOf
+from txstore.storage.commit_lock import MetConflicts, RetryTurn, SyncQueue
 from txstore.storage.dispatch import Dispatch
 from txstore.storage.interface import Earlier, Held, Mapped, StagedFile, check_data, written_aside
 from txstore.storage.kept import PackCache, PieceMemory
 from txstore.storage.objects.interface import Ranges
 from txstore.storage.permissions import OTHERS_MAY_WRITE, Sharing
-from txstore.storage.retry_turn import MetConflicts, RetryTurn
-from txstore.storage.sync_queue import SyncQueue
 from txstore.storage.tree import Tree, real_path
 
 if TYPE_CHECKING:
