@@ -1,7 +1,7 @@
 """The system calls that `txstore.storage.interface` makes, over a simulated disk: its own code runs on top of them.
 
 So that every call is one that the product really makes, and a sync that is missing there is missing here. What is
-replaced are the names `os`, `fcntl` and `local` in the modules `local` and `tree`, and some of them in `permissions`,
+replaced are the names `os`, `fcntl` and `local` in the modules `local` and `tree`, and some of them in
 `pins`, `kernel_locks` and `commit_lock`. Locks of open file descriptions are granted as the kernel does;
 chunk-key locks and watches there are none.
 """
@@ -30,7 +30,7 @@ from txstore.errors import LocksUnavailableError
 from txstore.format.commitfile import Footer, Header
 from txstore.locks import kernel_locks, pins
 from txstore.steps import STEPS
-from txstore.storage import commit_lock, permissions, tree
+from txstore.storage import commit_lock, tree
 from txstore.storage import local as storage
 from txstore.transactions import own_part
 from txstore.transactions.lifecycle import Lifecycle
@@ -518,7 +518,6 @@ def simulated() -> Iterator[System]:
         mock.patch.object(storage, "local", _local),
         mock.patch.object(tree, "os", _os),
         mock.patch.object(tree, "local", _local),
-        mock.patch.object(permissions, "os", _os),
         mock.patch.object(pins, "opening", contextlib.nullcontext()),  # of one process, not of all of the machine
         mock.patch.object(kernel_locks, "fcntl", _Fcntl()),
         mock.patch.object(kernel_locks.ByteLocks, "holders", return_value=[]),  # for people, too

@@ -20,10 +20,9 @@ from txstore.sessions import zarr_operations
 from txstore.sessions.gate import PATIENCE, Gate, busy
 from txstore.sessions.session_transaction import Joining, SessionTransaction, Terms
 from txstore.sessions.stale_arrays import HeldDocuments, Reliance
-from txstore.transactions.begin_checks import check_description
 from txstore.transactions.conflicts import Settle
 from txstore.transactions.reads import check_isolation
-from txstore.transactions.transaction import Transaction
+from txstore.transactions.transaction import Transaction, check_description
 
 
 class Session:

@@ -28,8 +28,7 @@ from txstore.storage.dispatch import Dispatch
 from txstore.storage.interface import Earlier, Held, Mapped, StagedFile, check_data, written_aside
 from txstore.storage.kept import PackCache, PieceMemory
 from txstore.storage.objects.interface import Ranges
-from txstore.storage.permissions import OTHERS_MAY_WRITE, Sharing
-from txstore.storage.tree import Tree, real_path
+from txstore.storage.tree import OTHERS_MAY_WRITE, Sharing, Tree, real_path
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
