@@ -1,6 +1,20 @@
 """The end of a transaction: its commit, from top to bottom, or its rollback.
 
-`draft` is what the commit will contain, for the head that it goes on top of; `history.new_commit` is its file.
+The values lie in files below `.staging/` already: one file of each process that stages. The commit makes a commit file
+of that of its own process. Behind the values, it writes a run, which lists the keys that it changes and where their
+values lie, a header, which names the parent and the runs below, and a footer. Then it renames the file to
+`commits/BRANCH/VERSION`, where the rename replaces nothing: **this is the commit** (I2). Readers see none of it before,
+and all of it afterwards. The files of other processes become data packs: each gets a second name in `packs/` before.
+
+A process that dies before the rename has committed nothing. A later committer, which looks for some by the way, or a
+vacuum deletes its staged files; a vacuum deletes names in `packs/` to which no commit refers. If the process dies after
+the rename, the commit is made: whoever follows it makes its name durable first (I1).
+
+On an object store, the rename is the creation of an object of that name, which succeeds once. No committer waits for
+another there: they meet at the version.
+
+`draft` is what the commit contains, for the head that it goes on top of; `history.new_commit` is its file, and its
+turns.
 """
 
 from __future__ import annotations
@@ -87,7 +101,8 @@ def _commit(tx: Lifecycle, message: str | None, *, allow_lost: bool) -> Snapshot
     stored: Stored | None = None
     result: Snapshot | None = None
     try:
-        # 1. From now on, no process begins a write. Decide whose writes count (I7, I8).
+        # 1. From now on, no process begins a write. Decide whose writes count: those of a process that died before its
+        #    part was complete don't, and two that wrote one key without knowing of each other conflict (I7, I8).
         tx.begin_commit(attempt)
         close_parts(staging.part, staging.view, allow_lost=allow_lost)
         _check_alone(tx, "committed")  # check again: now no process can join any more
@@ -105,7 +120,7 @@ def _commit(tx: Lifecycle, message: str | None, *, allow_lost: bool) -> Snapshot
                 result = tx.snapshots.made(stored, draft.head)
                 tx.settled = draft.merges.besides
 
-    # The state after an error: failed, open as before, or of unknown outcome.
+    # After an error, the transaction has failed, is open as before, or is of unknown outcome. What is staged remains.
     except SyncFailedError as error:
         _go_on(tx, draft)
         tx.fail(error.cause)  # I9: no retry, because the data may be lost
@@ -127,7 +142,8 @@ def _commit(tx: Lifecycle, message: str | None, *, allow_lost: bool) -> Snapshot
         if tx.attempt is attempt:
             tx.attempt = None
 
-    # 3. From now on, read staged values from the commit. Release the locks last: then others may write these keys.
+    # 3. From now on, read staged values from the commit, and delete what is left below `.staging/`. Release the locks
+    #    last: then others may write these keys.
     tx.state = "committed"
     tx.unchanged = draft is None or draft.changes_nothing
     try:
@@ -167,11 +183,13 @@ def _publish(draft: Draft, *, is_wanted: bool, may_queue: bool = True) -> Stored
         draft.merge_runs(draft.head)
         look_by_the_way(draft.commits, is_large=bool(draft.own_run.packs))
 
-        # 4. Make large files durable, and give the participants' packs their names (I1).
+        # 4. Make large files durable before others wait for this commit, and give the participants' packs their names:
+        #    what a commit refers to is durable before the commit (I1).
         draft.file.prepare(draft.head.stored)
         if looked is not None:
             wait([looked])  # on an error, `catch_up` meets and raises it again
 
+        # 7. The name is durable before the caller hears of the commit (I1). Others may commit meanwhile.
         return draft.file.settled(_take_version(draft, queues=may_queue and draft.may_queue))
 
 
@@ -191,7 +209,8 @@ def _take_version(draft: Draft, *, queues: bool) -> Stored:
                 if turn.ahead is None:
                     raise
                 raise LostPlaceError from error  # the error may come from a parent that will not be made
-            # 6. The file takes the version (I2), unless another commit has it.
+            # 6. Sync the file, then rename it: what has a version is whole, even after a loss of power (I1). If another
+            #    commit has the version, try the next one.
             if turn.take():
                 break
     return turn.stored

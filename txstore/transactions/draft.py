@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txstore.codecs.chunk_codec import ChunkDecoder, NotMergeableError
@@ -97,7 +98,6 @@ class Draft:
         self.own_run = CommitRun(staging, self.file, packs, self.merges)
         self.may_queue = staging.other_parent is None  # a merge reads commits below the head
         self.merged: _Merged | None = None
-        self._ancestry = Ancestry(commits)
         #: The head on which the outputs of views were derived, and what the commit hands on there.
         self._derived: tuple[Snapshot, Declarations] | None = None
         #: A head, what the commit declares on top of it, and what was checked there.
@@ -112,6 +112,10 @@ class Draft:
     @property
     def base(self) -> Snapshot:
         return self.view.base
+
+    @cached_property
+    def _ancestry(self) -> Ancestry:
+        return Ancestry(self.commits)
 
     def write(self) -> None:
         """Merge chunks that several processes wrote in part (I7), and write the commit's run after its values."""
