@@ -1,14 +1,17 @@
 """The end of a transaction: its commit, from top to bottom, or its rollback.
 
-The values lie in files below `.staging/` already: one file of each process that stages. The commit makes a commit file
-of that of its own process. Behind the values, it writes a run, which lists the keys that it changes and where their
-values lie, a header, which names the parent and the runs below, and a footer. Then it renames the file to
-`commits/BRANCH/VERSION`, where the rename replaces nothing: **this is the commit** (I2). Readers see none of it before,
-and all of it afterwards. The files of other processes become data packs: each gets a second name in `packs/` before.
+The values lie in files below `.staging/` already, one of each process that stages. The process that commits appends to
+its own file: a run, which lists the keys that the commit changes and where their values lie, a header, which names the
+parent and the runs below, and a footer. Then it renames the file to `commits/BRANCH/VERSION`, where the rename replaces
+nothing: **this is the commit** (I2). Readers see none of it before, and all of it afterwards. The files of other
+processes become data packs: before the rename, each gets a second name in `packs/`.
 
-A process that dies before the rename has committed nothing. A later committer, which looks for some by the way, or a
-vacuum deletes its staged files; a vacuum deletes names in `packs/` to which no commit refers. If the process dies after
-the rename, the commit is made: whoever follows it makes its name durable first (I1).
+A process that dies before the rename has committed nothing. The kernel frees the locks on its staged files, so that
+later committers and vacuums find and delete these files. A vacuum deletes names in `packs/` to which no commit refers.
+If the process dies after the rename, the commit is made. Before the sync of the directory, a loss of power may undo it,
+but nobody has been told of it: whoever follows it makes its name durable first (I1).
+
+An attempt that fails keeps what is staged, and the locks of chunk keys, until the next attempt or the rollback.
 
 On an object store, the rename is the creation of an object of that name, which succeeds once. No committer waits for
 another there: they meet at the version.
@@ -101,26 +104,28 @@ def _commit(tx: Lifecycle, message: str | None, *, allow_lost: bool) -> Snapshot
     stored: Stored | None = None
     result: Snapshot | None = None
     try:
-        # 1. From now on, no process begins a write. Decide whose writes count: those of a process that died before its
-        #    part was complete don't, and two that wrote one key without knowing of each other conflict (I7, I8).
+        # From now on, no process begins a write. Decide whose writes count: those of a process that died before its part
+        # was complete don't, and two that wrote one key without knowing of each other conflict (I7, I8).
         tx.begin_commit(attempt)
         close_parts(staging.part, staging.view, allow_lost=allow_lost)
         _check_alone(tx, "committed")  # check again: now no process can join any more
 
-        # 2. Publish them. A merge always makes a commit, even without changes.
+        # Publish them. A merge always makes a commit, even without changes.
         if staging.count or is_wanted or staging.other_parent is not None:
             staging.is_unsettled = True
             draft = Draft(tx, told or "")
             try:
                 stored = _publish(draft, is_wanted=is_wanted)
-            except LostPlaceError:  # nothing was published: begin anew, and follow only commits that are made
+            except (
+                LostPlaceError
+            ):  # who was ahead in the queue has made no commit: begin anew, behind commits that are made
                 draft = Draft(tx, told or "")
                 stored = _publish(draft, is_wanted=is_wanted, may_queue=False)
             if stored is not None:
                 result = tx.snapshots.made(stored, draft.head)
                 tx.settled = draft.merges.besides
 
-    # After an error, the transaction has failed, is open as before, or is of unknown outcome. What is staged remains.
+    # After an error, the transaction has failed, is open as before, or is of unknown outcome.
     except SyncFailedError as error:
         _go_on(tx, draft)
         tx.fail(error.cause)  # I9: no retry, because the data may be lost
@@ -142,8 +147,8 @@ def _commit(tx: Lifecycle, message: str | None, *, allow_lost: bool) -> Snapshot
         if tx.attempt is attempt:
             tx.attempt = None
 
-    # 3. From now on, read staged values from the commit, and delete what is left below `.staging/`. Release the locks
-    #    last: then others may write these keys.
+    # From now on, read staged values from the commit, and delete what is left below `.staging/`. Release the locks last:
+    # then others may write these keys.
     tx.state = "committed"
     tx.unchanged = draft is None or draft.changes_nothing
     try:
@@ -189,8 +194,11 @@ def _publish(draft: Draft, *, is_wanted: bool, may_queue: bool = True) -> Stored
         if looked is not None:
             wait([looked])  # on an error, `catch_up` meets and raises it again
 
+        # 5. and 6. Wait for a turn, and take a version: below.
+        stored = _take_version(draft, queues=may_queue and draft.may_queue)
+
         # 7. The name is durable before the caller hears of the commit (I1). Others may commit meanwhile.
-        return draft.file.settled(_take_version(draft, queues=may_queue and draft.may_queue))
+        return draft.file.settled(stored)
 
 
 @step("publish")
@@ -209,8 +217,8 @@ def _take_version(draft: Draft, *, queues: bool) -> Stored:
                 if turn.ahead is None:
                     raise
                 raise LostPlaceError from error  # the error may come from a parent that will not be made
-            # 6. Sync the file, then rename it: what has a version is whole, even after a loss of power (I1). If another
-            #    commit has the version, try the next one.
+            # 6. Sync the file; wait until the parent has its version; rename the file. What has a version is whole, even
+            #    after a loss of power (I1). If another commit has the version, try the next one.
             if turn.take():
                 break
     return turn.stored
