@@ -34,7 +34,7 @@ from txstore.format.display import html_head, html_lines
 from txstore.format.records import SNAPSHOT, Isolation
 from txstore.format.tree import tree_lines
 from txstore.history.ancestry import common_ancestors
-from txstore.history.branches import Branches
+from txstore.history.branches import Branches, Tags
 from txstore.history.changes import changed, commits_of, common_ancestor, parent_of
 from txstore.history.commits import Commits
 from txstore.history.declarations import Constraints
@@ -45,7 +45,6 @@ from txstore.history.log import Log, changing
 from txstore.history.opening import CHUNK_CACHE_SIZE, Access
 from txstore.history.operations import LoggedOperation, read_operations, recorded
 from txstore.history.snapshot import Snapshot
-from txstore.history.tags import Tags
 from txstore.maintenance.backup import Backup, back_up
 from txstore.maintenance.erase import Erasing, ErasureReport, check_paths, erasing
 from txstore.maintenance.optimize import optimize

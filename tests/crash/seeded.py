@@ -294,7 +294,7 @@ EDITS = [
         "True",
         "vacuumed around",
     ),
-    Edit("history.tags:Tags._write", "not commits.kept.stays(stored, but_tag=name)", "False", "late tag"),
+    Edit("history.branches:Tags._write", "not commits.kept.stays(stored, but_tag=name)", "False", "late tag"),
     Edit("history.new_commit:NewCommit.take_version", "self._check_oldest_kept(stored)", "pass", "sleeper"),
     Edit("history.new_commit:CommitTurn.take", "not new.commits.files.has(self.ahead)", "False", "killed in the queue"),
     # Branches: what is kept for them.

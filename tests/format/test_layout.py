@@ -19,8 +19,7 @@ from txstore._native import index, index_fallback
 from txstore.commit import Stored
 from txstore.errors import KeyFormatError
 from txstore.format import commitfile, encoding, names, packfile, records
-from txstore.format.commitfile import CommitName, Footer, Header, RunName, Section, Statistics
-from txstore.format.declarations import Declarations
+from txstore.format.commitfile import CommitName, Declarations, Footer, Header, RunName, Section, Statistics
 from txstore.format.encoding import MalformedError, NewerFormatError
 from txstore.format.packfile import PackName
 from txstore.format.records import Branch, HeadCache, RepositoryFormat, Tag

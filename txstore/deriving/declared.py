@@ -13,7 +13,7 @@ from txstore.commit import Commit
 from txstore.deriving.commits import DerivableCommit
 from txstore.deriving.definitions import KINDS, ViewDefinition
 from txstore.errors import CorruptionError, UnsupportedFormatError, ViewError
-from txstore.format.declarations import Written
+from txstore.format.commitfile import Written
 
 #: Views by name.
 Views = Mapping[str, ViewDefinition]

@@ -29,8 +29,16 @@ from txstore.errors import (
     warn,
 )
 from txstore.format import commitfile, encoding, names, packfile
-from txstore.format.commitfile import DataPack, Footer, Header, RunName, Section, Statistics
-from txstore.format.declarations import NOTHING_DECLARED, Declarations
+from txstore.format.commitfile import (
+    NOTHING_DECLARED,
+    DataPack,
+    Declarations,
+    Footer,
+    Header,
+    RunName,
+    Section,
+    Statistics,
+)
 from txstore.history.branch_store import VersionTakenError
 from txstore.history.commits import Commits
 from txstore.history.find import first_since

@@ -104,8 +104,8 @@ def _commit(tx: Lifecycle, message: str | None, *, allow_lost: bool) -> Snapshot
     stored: Stored | None = None
     result: Snapshot | None = None
     try:
-        # From now on, no process begins a write. Decide whose writes count: those of a process that died before its part
-        # was complete don't, and two that wrote one key without knowing of each other conflict (I7, I8).
+        # From now on, no process begins a write. Decide whose writes count: not those of a process that died before it
+        # was done (I8). Two that wrote one key without knowing of each other conflict (I7).
         tx.begin_commit(attempt)
         close_parts(staging.part, staging.view, allow_lost=allow_lost)
         _check_alone(tx, "committed")  # check again: now no process can join any more
@@ -147,8 +147,8 @@ def _commit(tx: Lifecycle, message: str | None, *, allow_lost: bool) -> Snapshot
         if tx.attempt is attempt:
             tx.attempt = None
 
-    # From now on, read staged values from the commit, and delete what is left below `.staging/`. Release the locks last:
-    # then others may write these keys.
+    # From now on, read staged values from the commit, and delete what is left below `.staging/`. Release the locks
+    # last: then others may write these keys.
     tx.state = "committed"
     tx.unchanged = draft is None or draft.changes_nothing
     try:
@@ -217,8 +217,8 @@ def _take_version(draft: Draft, *, queues: bool) -> Stored:
                 if turn.ahead is None:
                     raise
                 raise LostPlaceError from error  # the error may come from a parent that will not be made
-            # 6. Sync the file; wait until the parent has its version; rename the file. What has a version is whole, even
-            #    after a loss of power (I1). If another commit has the version, try the next one.
+            # 6. Sync the file; wait until the parent has its version; rename the file. What has a version is whole,
+            #    even after a loss of power (I1). If another commit has the version, try the next one.
             if turn.take():
                 break
     return turn.stored

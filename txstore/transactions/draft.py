@@ -17,9 +17,8 @@ from txstore.deriving import declared as declared_views
 from txstore.deriving.derivation import derive
 from txstore.errors import ConflictError, CorruptionError, ErasedError, SnapshotExpiredError, TxStoreError
 from txstore.format import commitfile, packfile
-from txstore.format.commitfile import CommitName, DataPack, RunName, Section, Statistics
+from txstore.format.commitfile import CommitName, DataPack, Declarations, RunName, Section, Statistics
 from txstore.format.constraints import Outcome, as_text
-from txstore.format.declarations import Declarations
 from txstore.format.documents import (
     NODE_DOCUMENTS,
     Described,
