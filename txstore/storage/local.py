@@ -597,8 +597,8 @@ def _write_fully(descriptor: int, offset: int, parts: Sequence[Buffer]) -> None:
 # --- a directory that several machines share: NFS, CIFS, Lustre, or any file system that is not known to be local
 #
 # Files are not mapped: if another machine deletes a mapped file, the reading process crashes. A client may cache
-# look-ups for a while (`Capabilities.stale_seconds`), so it sees a new commit late, but never wrong. Data that the server
-# has confirmed is on its disk, and does not depend on the boot of this machine.
+# look-ups for a while (`Capabilities.stale_seconds`), so it sees a new commit late, but never wrong. Data that the
+# server has confirmed is on its disk, and does not depend on the boot of this machine.
 
 
 #: Seconds after which a staged file without a visible holder counts as abandoned.
