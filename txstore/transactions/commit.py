@@ -116,9 +116,9 @@ def _commit(tx: Lifecycle, message: str | None, *, allow_lost: bool) -> Snapshot
             draft = Draft(tx, told or "")
             try:
                 stored = _publish(draft, is_wanted=is_wanted)
-            except (
-                LostPlaceError
-            ):  # who was ahead in the queue has made no commit: begin anew, behind commits that are made
+            except LostPlaceError:
+                # The committer ahead in the queue has made no commit, or this one's values lie elsewhere now. Nothing
+                # was published: begin anew, behind the newest commit.
                 draft = Draft(tx, told or "")
                 stored = _publish(draft, is_wanted=is_wanted, may_queue=False)
             if stored is not None:
@@ -126,15 +126,15 @@ def _commit(tx: Lifecycle, message: str | None, *, allow_lost: bool) -> Snapshot
                 tx.settled = draft.merges.besides
 
     # After an error, the transaction has failed, is open as before, or is of unknown outcome.
-    except SyncFailedError as error:
+    except SyncFailedError as error:  # before the rename: after it, `CommitUnknownError` is raised
         _go_on(tx, draft)
         tx.fail(error.cause)  # I9: no retry, because the data may be lost
         raise_if_full(error.cause)
         raise error.cause from None
     except BaseException as error:
-        if tx.attempt is not attempt:
+        if tx.attempt is not attempt:  # the transaction was not open, or another thread commits it
             raise
-        if draft is None or not draft.file.proposed:
+        if draft is None or not draft.file.proposed:  # that is set just before the rename, until its outcome is known
             _go_on(tx, draft)
             raise_if_full(error)
             raise
