@@ -13,11 +13,11 @@ but nobody has been told of it: whoever follows it makes its name durable first 
 
 An attempt that fails keeps what is staged, and the locks of chunk keys, until the next attempt or the rollback.
 
-On an object store, the rename is the creation of an object of that name, which succeeds once. No committer waits for
-another there: they meet at the version.
+On a disk, committers take turns under a lock. Each leaves the lock as soon as it has written its header, and joins a
+queue, so that several sync at once; in the order of the queue they rename. On an object store, the rename is the creation
+of an object of that name, which succeeds once. No committer waits for another there: they meet at the version.
 
-`draft` is what the commit contains, for the head that it goes on top of; `history.new_commit` is its file, and its
-turns.
+A `Draft` is what the commit will contain on top of a given head. A `NewCommit` is its file, and tries to take a version.
 """
 
 from __future__ import annotations
@@ -117,8 +117,8 @@ def _commit(tx: Lifecycle, message: str | None, *, allow_lost: bool) -> Snapshot
             try:
                 stored = _publish(draft, is_wanted=is_wanted)
             except LostPlaceError:
-                # The committer ahead in the queue has made no commit, or this one's values lie elsewhere now. Nothing
-                # was published: begin anew, behind the newest commit.
+                # Nothing was published: the committer ahead in the queue has made no commit; or, on an object store,
+                # another was faster than this large one, whose values are uploaded by themselves now. Begin anew.
                 draft = Draft(tx, told or "")
                 stored = _publish(draft, is_wanted=is_wanted, may_queue=False)
             if stored is not None:
@@ -134,7 +134,8 @@ def _commit(tx: Lifecycle, message: str | None, *, allow_lost: bool) -> Snapshot
     except BaseException as error:
         if tx.attempt is not attempt:  # the transaction was not open, or another thread commits it
             raise
-        if draft is None or not draft.file.proposed:  # that is set just before the rename, until its outcome is known
+        # `proposed` from just before the rename on, unless the version is known to be free, or another commit's.
+        if draft is None or not draft.file.proposed:
             _go_on(tx, draft)
             raise_if_full(error)
             raise
