@@ -14,10 +14,11 @@ but nobody has been told of it: whoever follows it makes its name durable first 
 An attempt that fails keeps what is staged, and the locks of chunk keys, until the next attempt or the rollback.
 
 On a disk, committers take turns under a lock. Each leaves the lock as soon as it has written its header, and joins a
-queue, so that several sync at once; in the order of the queue they rename. On an object store, the rename is the creation
-of an object of that name, which succeeds once. No committer waits for another there: they meet at the version.
+queue, so that several sync at once; in the order of the queue they rename. On an object store, the rename is the
+creation of an object of that name, which succeeds once. No committer waits for another there: they meet at the version.
 
-A `Draft` is what the commit will contain on top of a given head. A `NewCommit` is its file, and tries to take a version.
+A `Draft` is what the commit will contain on top of a given head. A `NewCommit` is its file, which tries to take a
+version.
 """
 
 from __future__ import annotations
