@@ -25,7 +25,7 @@ from txstore.history.find import At, find_commit, find_tagged
 from txstore.history.opening import Access, open_commits, open_storage
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.locks.chunk_locks import ChunkLocks, Owner
-from txstore.maintenance.retention import FoldingTransaction, check_retention
+from txstore.maintenance.vacuum import FoldingTransaction, check_retention
 from txstore.segments.runs import Located
 from txstore.storage.foreign_files import Sources
 from txstore.transactions.conflicts import Settle

@@ -16,7 +16,7 @@ from tests.crash.world import TORN, Made, Promise, World, some
 from tests.tools.inside import branch_id, existing, join_shared, open_named
 from txstore.format import names
 from txstore.format.regions import Region
-from txstore.maintenance import retention
+from txstore.maintenance import vacuum as retention
 from txstore.maintenance.vacuum import VacuumReport
 from txstore.transactions.transaction import Transaction
 

@@ -245,7 +245,7 @@ class World:
         engine = repo.engine
         ids = engine.branch(source), engine.branch(into)
         head = engine.newest(ids[1])
-        change = merge_commits.OfBranch(engine, ids[0], source).onto(some(head.stored))
+        change = merge_commits.of_branch(ids[0], source, engine, some(head.stored))
         assert change is not None
         plan = merge_commits.plan(
             engine, merge_commits.OpenedSnapshots(engine), change, head, merge_commits.Answers(None), append=None

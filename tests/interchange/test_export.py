@@ -14,10 +14,10 @@ import txstore
 from tests.store.test_codecs import CODECS_2, CODECS_3, NUMERIC_DTYPES, OTHER_DTYPES, RECORD, numbers_as
 from tests.tools.command_line import assert_refused, run, run_json
 from txstore.format.consolidated import plain_document
-from txstore.interchange import export
+from txstore.interchange import publish
 from txstore.interchange.destinations import LocalDestination
-from txstore.interchange.export import MARKER
 from txstore.interchange.places import Place
+from txstore.interchange.publish import MARKER
 
 pytestmark = pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
 
@@ -199,8 +199,8 @@ def test_old_consolidated_metadata_is_made_anew(repo: txstore.Repository, tmp_pa
 
 def test_the_root_is_written_last(filled: txstore.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     order: list[str] = []
-    plain_copy = export._Export._copy
-    monkeypatch.setattr(export._Export, "_copy", lambda self, key: order.append(key) or plain_copy(self, key))  # type: ignore[func-returns-value]
+    plain_copy = publish._Export._copy
+    monkeypatch.setattr(publish._Export, "_copy", lambda self, key: order.append(key) or plain_copy(self, key))  # type: ignore[func-returns-value]
     filled.export(tmp_path / "out")
     documents = [key for key in order if key.endswith("zarr.json")]
     assert order[-len(documents) :] == documents

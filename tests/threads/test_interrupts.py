@@ -19,7 +19,7 @@ from tests.threads.latches import A_WHILE, Latch, Thread, latch
 from tests.tools.faults import always, once, watch
 from tests.tools.waiting import TIMEOUT
 from txstore.sessions import gate
-from txstore.sessions.lock_blocks import LockBlock
+from txstore.sessions.session import LockBlock
 
 
 def test_a_commit_that_was_interrupted_when_its_file_had_just_been_made_is_made_the_next_time(repo):

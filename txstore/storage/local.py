@@ -247,7 +247,7 @@ class LocalStorage:
 
     def sync_directory(self, path: str) -> None:
         if path == "..":  # where the root has its name: the user's
-            _sync_directory(os.path.dirname(self._tree.root))
+            sync_directory(os.path.dirname(self._tree.root))
         else:
             self._sync_names(path)
 
@@ -554,10 +554,10 @@ def _make_directories(path: str, durable: bool, at_most: int = 0o777) -> None:
         except FileExistsError:
             return
     if durable:
-        _sync_directory(os.path.dirname(path))
+        sync_directory(os.path.dirname(path))
 
 
-def _sync_directory(directory: str) -> None:
+def sync_directory(directory: str) -> None:
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)

@@ -1,6 +1,6 @@
 """Stages the writes of a transaction: as frames in the pack of this process, and as keys in memory.
 
-`Lifecycle` decides when this may be written. `Committer` makes a commit of it.
+`Lifecycle` decides when this may be written. A `Draft` makes a commit of it.
 """
 
 from __future__ import annotations

@@ -64,7 +64,7 @@ def test_at_of_the_wrong_type(history, at):
 
 
 def test_at_and_tag_together(history):
-    history.tags["v1"] = 1
+    history.branches["v1"] = 1
     for look in (history.snapshot, history.mapping, lambda **names: txstore.TxStore(history, **names)):
         with pytest.raises(ValueError, match="give at= or tag=, not both"):
             look(at=1, tag="v1")
@@ -97,39 +97,39 @@ def test_an_unknown_tag(history):
     with pytest.raises(txstore.CommitNotFoundError, match=r"tag 'v1'.*see repo\.tags"):
         history.snapshot(tag="v1")
     with pytest.raises(KeyError, match="v1"):
-        history.tags["v1"]
-    assert "v1" not in history.tags
+        history.branches["v1"]
+    assert "v1" not in history.branches
 
 
 def test_a_tag_is_written_once(history):
-    history.tags["v1"] = 1
+    history.branches["v1"] = 1
     for commit in (0, 1, history.commit(2)):
         with pytest.raises(ValueError, match=r"tag 'v1' exists.*choose another name"):
-            history.tags["v1"] = commit
-    assert history.tags["v1"] == history.commit(1)
-    assert list(history.tags) == ["v1"]
+            history.branches["v1"] = commit
+    assert history.branches["v1"] == history.commit(1)
+    assert list(history.branches) == ["v1"]
     assert staged(history) == []
 
 
 def test_a_tag_is_deleted_durably(history):
-    history.tags["v1"] = 1
+    history.branches["v1"] = 1
     watched = watch(history)
-    del history.tags["v1"]
+    del history.branches["v1"]
     done = watched.named("delete", "sync_directory")
     record = ("sync_directory", "operations")
     assert done == [record, ("delete", "tags/v1"), ("sync_directory", "tags"), record]
-    assert list(history.tags) == []
+    assert list(history.branches) == []
     with pytest.raises(KeyError):
-        del history.tags["v1"]
-    history.tags["v1"] = 2  # the name is free again
-    assert history.tags["v1"] == history.commit(2)
+        del history.branches["v1"]
+    history.branches["v1"] = 2  # the name is free again
+    assert history.branches["v1"] == history.commit(2)
 
 
 @pytest.mark.parametrize("name", ["", ".", "..", ".v1", "-v1", "a/b", "../v1", "a b", "v1\n", "ü", "x" * 101, "a\0", 5])
 def test_bad_names_of_tags(history, name):
     before = tree(history)
     with pytest.raises(txstore.KeyFormatError, match=r"tag .*: use 1 to 100 letters, digits"):
-        history.tags[name] = 0
+        history.branches[name] = 0
     with pytest.raises(txstore.KeyFormatError, match=r"tag .*: use 1 to 100 letters, digits"):
         history.snapshot(tag=name)
     assert tree(history) == before
@@ -138,8 +138,8 @@ def test_bad_names_of_tags(history, name):
 def test_a_tag_for_a_commit_that_does_not_exist(history):
     for commit in (7, "0" * 32):
         with pytest.raises(txstore.CommitNotFoundError):
-            history.tags["v1"] = commit
-    assert list(history.tags) == []
+            history.branches["v1"] = commit
+    assert list(history.branches) == []
 
 
 def test_a_tag_of_a_commit_whose_version_is_another_commits_now(history, open_repo):
@@ -147,7 +147,7 @@ def test_a_tag_of_a_commit_whose_version_is_another_commits_now(history, open_re
     with other.transaction() as store:
         store["a"] = b"1"
     with pytest.raises(txstore.CommitNotFoundError):
-        history.tags["v1"] = other.head()
+        history.branches["v1"] = other.head()
 
 
 # --- no repository at all
@@ -188,7 +188,7 @@ def test_a_repository_that_was_taken_away_is_not_told_to_be_empty(history):
     """As when the disk that it lies on is not mounted any more: no tag, branch or array is missing, all of it is."""
     with history.transaction("an array") as store:
         zarr.create_array(store, name="x", data=np.arange(4))
-    history.tags["v1"] = history.branches["dev"] = history.head()
+    history.branches["v1"] = history.branches["dev"] = history.head()
     url = history.url
     looks = {
         "tag": lambda repo: repo.tags["v1"],
