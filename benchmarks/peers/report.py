@@ -6,7 +6,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.harness import Row
-from benchmarks.peers.results import OURS, Cell, Results, least, ratio
+from benchmarks.peers.results import OURS, Cell, Results, best_of_each, least, ratio
 from benchmarks.peers.targets import is_meant, judge
 
 _QUICK = "**One quick run, on a machine that may have been busy: too little to judge by.**"
@@ -15,22 +15,25 @@ _SUMMARY = ("LocalStore", "TensorStore", "HDF5", "Icechunk")
 
 def amount(value: float, unit: str) -> str:
     """Return three digits and a unit that suits: seconds down to microseconds, or what was counted."""
-    if unit != "s":
-        shown = f"{value:,.0f}" if value == int(value) or value >= 100 else f"{value:.3g}"
-        return f"{shown} {unit}".rstrip()
-    for size, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if value >= size or name == "µs":
-            scaled = value / size
-            return f"{scaled:.0f} {name}" if scaled >= 100 else f"{scaled:.3g} {name}"
-    raise AssertionError("the last of the units takes everything")
+    size, name = _scale(value, unit)
+    return f"{_digits(value / size)} {name}".rstrip()
 
 
 def measured(cell: Cell) -> str:
-    """Return the median, and the spread where there is one."""
-    low, high = cell.spread
-    if len(cell.samples) == 1 or low == high:
-        return amount(cell.median, cell.unit)
-    return f"{amount(cell.median, cell.unit)} ({amount(low, cell.unit)} to {amount(high, cell.unit)})"
+    """Return the median, and the spread where there is one, in the unit of the median."""
+    size, name = _scale(cell.median, cell.unit)
+    middle, low, high = (_digits(value / size) for value in (cell.median, *cell.spread))
+    return f"{middle} {name}".rstrip() if low == high else f"{middle} ({low}–{high}) {name}".rstrip()
+
+
+def _scale(value: float, unit: str) -> tuple[float, str]:
+    if unit != "s":
+        return 1.0, unit
+    return next((size, name) for size, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")) if value >= size or size < 1e-3)
+
+
+def _digits(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) or value >= 100 else f"{value:.3g}"
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right_from: int = 1) -> str:
@@ -39,10 +42,13 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right_from: 
 
 
 def verdicts(results: Results) -> str:
-    rows = [
-        (each.row, each.task, each.wanted, each.measured, "ok" if each.ok else "**miss**") for each in judge(results)
-    ]
-    return table(("row", "", "must reach", "measured", ""), rows, right_from=5)
+    """Return how many aims were reached, and the others."""
+    found = judge(results)
+    missed = [(each.row, each.task, each.wanted, each.measured) for each in found if not each.ok]
+    said = f"{len(found) - len(missed)} of {len(found)} targets were reached"
+    if not missed:
+        return f"{said}."
+    return f"{said}; these were not:\n\n{table(('row', '', 'must reach', 'measured'), missed, right_from=4)}"
 
 
 def promises(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -68,20 +74,22 @@ def figures(row: Row) -> str:
 
 
 def row_of(results: Results, row: str) -> str:
-    """Return the table of one row: a line for each peer, the one that is best at the first task above."""
+    """Return the table of one row: a line for each peer, the one that is best at the first task above.
+
+    A store with several pipelines has those that are its fastest at some task; TxStore has all.
+    """
     tasks = [task for name, task in results.tasks() if name == row]
-    peers = list(dict.fromkeys(cell.peer for task in tasks for cell in results.of(row, task)))
-    about = results.peers.get(row, {})
+    cells = [cell for task in tasks for cell in results.of(row, task)]
+    timed = [task for task in tasks if results.of(row, task)[0].unit == "s"] or tasks
+    best = {cell.peer for task in timed for cell in best_of_each(results.of(row, task))}
     lines = []
-    for peer in peers:
-        cells = (results.find(row, task, peer) for task in tasks)
-        said = about.get(peer)
-        flags = [("yes" if said["durable"] else "no"), said["processes"]] if said else ["", ""]
+    for peer in dict.fromkeys(cell.peer for cell in cells):
+        if peer not in best and peer.partition(",")[0] != OURS:
+            continue
+        found = (results.find(row, task, peer) for task in tasks)
         name = f"**{peer}**" if peer == OURS else peer
-        lines.append([name, *flags, *("–" if cell is None else measured(cell) for cell in cells)])
-    if not about:
-        return table(("", *tasks), [[line[0], *line[3:]] for line in lines])
-    return table(("", "durable", "processes", *tasks), lines, right_from=3)
+        lines.append([name, *("–" if cell is None else measured(cell) for cell in found)])
+    return table(("", *tasks), lines)
 
 
 def left_out(results: Results) -> str:
@@ -92,14 +100,14 @@ def left_out(results: Results) -> str:
     return "\n".join(f"- {peer}: {why} ({'; '.join(rows)})" for (peer, why), rows in reasons.items())
 
 
-def machine(about: Mapping[str, Any]) -> str:
+def machine(about: Mapping[str, Any], *, versions: bool = True) -> str:
     hardware, rounds = about["machine"], about.get("rounds")
-    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    found = ", ".join(f"{name} {version}" for name, version in about["versions"].items()) if versions else ""
     return (
         f"{about['date'][:10]}, {hardware['processors']} processors ({hardware['processor']}), "
         f"{hardware['file_system']}, {hardware['system']}."
         + (f" Rounds: {rounds}, and fewer of what takes long." if rounds else "")
-        + f" {versions}."
+        + (f" {found}." if found else "")
     )
 
 
@@ -129,4 +137,4 @@ def summary(results: Results, rows: Sequence[tuple[str, str]]) -> str:
         lines.append([f"{task} {row}", measured(ours), *ratios])
     head = ("", OURS, *(f"than {name}" for name in _SUMMARY))
     quick = [_QUICK] if results.about["quick"] else []
-    return "\n\n".join([machine(results.about), *quick, table(head, lines)])
+    return "\n\n".join([machine(results.about, versions=False), *quick, table(head, lines)])
