@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 from benchmarks.peers.report import amount
-from benchmarks.peers.results import OURS, Cell, Results, best_of_each
+from benchmarks.peers.results import OURS, Cell, Results, least
 
 _INK, _FAINT = "#1f1f1f", "#6b6b6b"
 _OURS, _DURABLE, _NOT_DURABLE = "#12476b", "#6aaed6", "#c9cdd2"
@@ -53,6 +53,17 @@ FIGURES = [
     Picture("parts", "Parts of 4096 chunks of 16 KiB", _PARTS),
     Picture("many", "Many processes, commits and keys", _MANY),
 ]
+
+
+def best_of_each(cells: Sequence[Cell]) -> list[Cell]:
+    """Return one cell for each store, that of its best pipeline; for TxStore the one that it has by itself."""
+    stores: dict[str, list[Cell]] = {}
+    for cell in cells:
+        name = cell.peer.partition(",")[0]
+        if name != OURS or cell.peer == OURS:
+            stores.setdefault(name, []).append(cell)
+    found = [best for group in stores.values() if (best := least(group)) is not None]
+    return sorted(found, key=lambda cell: cell.median)
 
 
 def draw(results: Results, figure: Picture) -> str | None:

@@ -6,10 +6,11 @@ from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 from benchmarks.harness import Row
-from benchmarks.peers.results import OURS, Cell, Results, best_of_each, least, ratio
+from benchmarks.peers.results import OURS, Cell, Results, least, ratio
 from benchmarks.peers.targets import is_meant, judge
 
 _QUICK = "**One quick run, on a machine that may have been busy: too little to judge by.**"
+_OVERVIEW = ("LocalStore", "LocalStore, zarrs", "ObjectStore", "MemoryStore", "TensorStore", "HDF5", "Icechunk")
 _SUMMARY = ("LocalStore", "TensorStore", "HDF5", "Icechunk")
 
 
@@ -74,22 +75,32 @@ def figures(row: Row) -> str:
 
 
 def row_of(results: Results, row: str) -> str:
-    """Return the table of one row: a line for each peer, the one that is best at the first task above.
-
-    A store with several pipelines has those that are its fastest at some task; TxStore has all.
-    """
+    """Return the table of one row: a line for each peer, the one that is best at the first task above."""
     tasks = [task for name, task in results.tasks() if name == row]
-    cells = [cell for task in tasks for cell in results.of(row, task)]
-    timed = [task for task in tasks if results.of(row, task)[0].unit == "s"] or tasks
-    best = {cell.peer for task in timed for cell in best_of_each(results.of(row, task))}
     lines = []
-    for peer in dict.fromkeys(cell.peer for cell in cells):
-        if peer not in best and peer.partition(",")[0] != OURS:
-            continue
-        found = (results.find(row, task, peer) for task in tasks)
+    for peer in dict.fromkeys(cell.peer for task in tasks for cell in results.of(row, task)):
+        cells = (results.find(row, task, peer) for task in tasks)
         name = f"**{peer}**" if peer == OURS else peer
-        lines.append([name, *("–" if cell is None else measured(cell) for cell in found)])
+        lines.append([name, *("–" if cell is None else measured(cell) for cell in cells)])
     return table(("", *tasks), lines)
+
+
+def tables(results: Results) -> str:
+    """Return all that was measured."""
+    return "\n\n".join(
+        f"### {row}\n\n{row_of(results, row)}" for row in dict.fromkeys(row for row, _ in results.tasks())
+    )
+
+
+def overview(results: Results) -> str:
+    """Return a line for each task, with the median of TxStore and that of the fastest kind of each other store."""
+    lines = []
+    for row, task in results.tasks():
+        if (ours := results.find(row, task, OURS)) is not None:
+            others = (least(cell for cell in results.of(row, task) if is_meant(peer, cell)) for peer in _OVERVIEW)
+            medians = ("–" if cell is None else amount(cell.median, cell.unit) for cell in (ours, *others))
+            lines.append([f"{row}: {task}", *medians])
+    return table(("", OURS, *_OVERVIEW), lines)
 
 
 def left_out(results: Results) -> str:
@@ -112,14 +123,12 @@ def machine(about: Mapping[str, Any], *, versions: bool = True) -> str:
 
 
 def page(results: Results, figures: Mapping[str, str]) -> str:
-    """Return all of it: the verdicts, the figures (path to title), a table for each row, and who was left out."""
+    """Return the verdicts, the figures (path to title), what each store needs for each task, and who was left out."""
     parts = [machine(results.about)]
     if results.about["quick"]:
         parts.append(_QUICK)
-    parts += ["### What it has to show", verdicts(results)]
+    parts += ["### What it has to show", verdicts(results), "### Each task", overview(results)]
     parts += [f"![{title}]({path})" for path, title in figures.items()]
-    for row in dict.fromkeys(row for row, _ in results.tasks()):
-        parts += [f"### {row}", row_of(results, row)]
     if results.skipped:
         parts += ["### Left out", left_out(results)]
     return "\n\n".join(parts)

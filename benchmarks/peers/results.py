@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
@@ -105,14 +105,3 @@ def ratio(above: Cell, below: Cell) -> float:
 
 def least(cells: Iterable[Cell]) -> Cell | None:
     return min(cells, key=lambda cell: cell.median, default=None)
-
-
-def best_of_each(cells: Sequence[Cell]) -> list[Cell]:
-    """Return one cell for each store, that of its best pipeline; for TxStore the one that it has by itself."""
-    stores: dict[str, list[Cell]] = {}
-    for cell in cells:
-        name = cell.peer.partition(",")[0]
-        if name != OURS or cell.peer == OURS:
-            stores.setdefault(name, []).append(cell)
-    found = [best for group in stores.values() if (best := least(group)) is not None]
-    return sorted(found, key=lambda cell: cell.median)
