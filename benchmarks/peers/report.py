@@ -53,17 +53,17 @@ def verdicts(results: Results) -> str:
 
 
 def promises(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return what each row of a run of `make bench` has measured, beside what it must reach."""
+    """Return what each row of a run of `make bench` has measured; beside what it must reach if it does not."""
     lines = []
     for row in rows:
         ((kind, target),) = row["must_reach"].items()
         found = amount(row["measured"], row["unit"])
-        wanted = f"{'≥' if kind == 'at_least' else '≤'} {target:,g} {row['unit']}".rstrip()
-        lines.append([row["what"].replace("|", "/"), found if row["ok"] else f"**{found}**", wanted])
-    parts = [table(("what", "measured", "must reach"), lines)]
-    if missed := sum(not row["ok"] for row in rows):
-        parts.append(f"In bold: the {missed} of {len(rows)} that were missed in this run.")
-    return "\n\n".join(parts)
+        if not row["ok"]:
+            wanted = f"{'≥' if kind == 'at_least' else '≤'} {target:,g} {row['unit']}".rstrip()
+            found = f"**{found}**, must be {wanted}"
+        lines.append([row["what"].replace("|", "/"), found])
+    missed = sum(not row["ok"] for row in rows)
+    return f"{table(('what', 'measured'), lines)}\n\n{len(lines) - missed} of {len(lines)} targets were reached."
 
 
 def figures(row: Row) -> str:
@@ -96,7 +96,7 @@ def overview(results: Results) -> str:
     """Return a line for each task, with the median of TxStore and that of the fastest kind of each other store."""
     lines = []
     for row, task in results.tasks():
-        if (ours := results.find(row, task, OURS)) is not None:
+        if (ours := results.find(row, task, OURS)) is not None and not task.endswith(", resident"):
             others = (least(cell for cell in results.of(row, task) if is_meant(peer, cell)) for peer in _OVERVIEW)
             medians = ("–" if cell is None else amount(cell.median, cell.unit) for cell in (ours, *others))
             lines.append([f"{row}: {task}", *medians])
