@@ -96,7 +96,7 @@ def overview(results: Results) -> str:
     """Return a line for each task, with the median of TxStore and that of the fastest kind of each other store."""
     lines = []
     for row, task in results.tasks():
-        if (ours := results.find(row, task, OURS)) is not None and not task.endswith(", resident"):
+        if (ours := results.find(row, task, OURS)) is not None and not task.endswith((", resident", "stored")):
             others = (least(cell for cell in results.of(row, task) if is_meant(peer, cell)) for peer in _OVERVIEW)
             medians = ("–" if cell is None else amount(cell.median, cell.unit) for cell in (ours, *others))
             lines.append([f"{row}: {task}", *medians])
