@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from benchmarks.harness import Row
@@ -53,17 +54,26 @@ def verdicts(results: Results) -> str:
 
 
 def promises(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return what each row of a run of `make bench` has measured; beside what it must reach if it does not."""
+    """Return what each row of a run of `make bench` has measured; beside what it must reach if it does not.
+
+    Rows that follow one another and are of the same until their last colon are one line.
+    """
     lines = []
-    for row in rows:
-        ((kind, target),) = row["must_reach"].items()
-        found = amount(row["measured"], row["unit"])
-        if not row["ok"]:
-            wanted = f"{'≥' if kind == 'at_least' else '≤'} {target:,g} {row['unit']}".rstrip()
-            found = f"**{found}**, must be {wanted}"
-        lines.append([row["what"].replace("|", "/"), found])
-    missed = sum(not row["ok"] for row in rows)
-    return f"{table(('what', 'measured'), lines)}\n\n{len(lines) - missed} of {len(lines)} targets were reached."
+    for subject, group in groupby(rows, lambda row: row["what"].rpartition(": ")[0] or row["what"]):
+        parts = [(row["what"].removeprefix(subject).removeprefix(": "), _reached(row)) for row in group]
+        lines.append(
+            [subject.replace("|", "/"), "; ".join(f"{what}: {found}" if what else found for what, found in parts)]
+        )
+    reached = sum(row["ok"] for row in rows)
+    return f"{table(('what', 'measured'), lines, right_from=2)}\n\n{reached} of {len(rows)} targets were reached."
+
+
+def _reached(row: Mapping[str, Any]) -> str:
+    found = amount(row["measured"], row["unit"])
+    if row["ok"]:
+        return found
+    ((kind, target),) = row["must_reach"].items()
+    return f"**{found}**, must be {'≥' if kind == 'at_least' else '≤'} {target:,g} {row['unit']}".rstrip()
 
 
 def figures(row: Row) -> str:
