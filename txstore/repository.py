@@ -639,7 +639,7 @@ class Repository:
 
         With `operations`, return what was done beside commits instead, newest first: maintenance, and branches and tags
         that were created, renamed or deleted, on all branches. A vacuum keeps the newest 1,000 records. See
-        docs/how-to/maintenance.md.
+        docs/how-to/observe.md.
         """
         commits = self._existing()
         if operations:
@@ -1712,7 +1712,7 @@ class Repository:
         TxStore replaces each file that holds these values with one that does not, then checks all files until no such
         value is left. All commits stay, with their ids. Reading an erased value raises `ErasedError`, which says who
         erased it and when; listings omit erased keys. Commits wait meanwhile. If an erasure is interrupted, repeat the
-        call: it continues. docs/how-to/maintenance.md, "Erasing", lists what it can't reach.
+        call: it continues. docs/how-to/erase.md lists what it can't reach.
 
         With `{dimension: labels}` behind the paths, it erases these rows of the arrays, and of all arrays of the groups
         that have the dimensions. In every commit they are the rows with these labels by its own coordinate. Then they
