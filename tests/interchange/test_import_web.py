@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import os
 import socket
 import tarfile
@@ -21,6 +22,7 @@ import numpy as np
 import pytest
 import yarl
 import zarr
+from fsspec.archive import AbstractArchiveFileSystem
 
 import txstore
 from txstore.codecs import bounded_codecs
@@ -121,9 +123,12 @@ def test_a_name_that_a_page_has_escaped(repo: txstore.Repository, tmp_path: Path
         repo.import_from(f"{serve(Escaping)}/a.zarr")
 
 
-def test_an_answer_that_is_longer_than_memory(
-    repo: txstore.Repository, tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("concat", [None, "n"])
+def test_an_answer_that_is_longer_than_its_server_has_told(
+    repo: txstore.Repository, tmp_path: Path, serve: Serve, concat: str | None
 ) -> None:
+    """Eight are read at once, or more, each of which could take as much memory as one may."""
+
     class Compressing(Handler):
         def do_GET(self) -> None:
             if self.path.endswith("/c/0"):
@@ -131,11 +136,25 @@ def test_an_answer_that_is_longer_than_memory(
             else:
                 super().do_GET()
 
-    monkeypatch.setattr(web_sources.AnswerInMemory, "whole", 100_000)
     _write(tmp_path / "a.zarr")
-    with pytest.raises(OSError, match="sends more than the 100,000 bytes"):
-        repo.import_from(f"{serve(Compressing)}/a.zarr")
+    with pytest.raises(OSError, match="sends more than the 40 bytes"):
+        repo.import_from(f"{serve(Compressing)}/a.zarr", concat=concat)
     assert repo.head() is None
+
+
+def test_a_chunk_that_no_page_lists_is_none(repo: txstore.Repository, tmp_path: Path, serve: Serve) -> None:
+    """Nobody would notice that it changes meanwhile, nor how long it is."""
+
+    class Hiding(Handler):
+        def answer(self, kind: str, content: bytes, **headers: str) -> None:
+            super().answer(kind, content.replace(b'<a href="3">', b""), **headers)
+
+    _write(tmp_path / "a.zarr")
+    url = f"{serve(Hiding)}/a.zarr"
+    repo.import_from(url, "copied")
+    repo.import_from(url, "joined", concat="n")
+    for path in ("copied/x", "joined/x"):
+        assert zarr.open_array(repo.snapshot(), path=path, mode="r")[29:31].tolist() == [29, 0]
 
 
 def test_a_server_that_leads_to_another(repo: txstore.Repository, tmp_path: Path, serve: Serve) -> None:
@@ -264,13 +283,29 @@ def test_a_file_of_an_archive_that_is_longer_than_it_says(
     (tmp_path / "a.zip").write_bytes(content.replace((200 << 20).to_bytes(4, "little"), (40).to_bytes(4, "little")))
     tracemalloc.start()
     try:
-        for source in (f"zip::{tmp_path}/a.zip", zarr.storage.ZipStore(tmp_path / "a.zip")):
-            with pytest.raises((txstore.SourceError, zipfile.BadZipFile)):
-                repo.import_from(source)
+        with open(tmp_path / "a.zip", "rb") as file:
+            stores = zarr.storage.ZipStore(tmp_path / "a.zip"), zarr.storage.ZipStore(file)
+            for source, concat in itertools.product((f"zip::{tmp_path}/a.zip", *stores), (None, "n")):
+                with pytest.raises((txstore.SourceError, zipfile.BadZipFile)):
+                    repo.import_from(source, concat=concat)
+            assert not file.closed
         assert tracemalloc.get_traced_memory()[1] < 50 << 20
     finally:
         tracemalloc.stop()
     assert repo.head() is None
+
+
+def test_an_archive_is_gone_through_once(
+    repo: txstore.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """20,000 directories in 2 MB took an hour: each was looked for in all names."""
+    _write(tmp_path / "a.zarr")
+    with tarfile.open(tmp_path / "a.tar", "w") as packed:
+        for file in (each for each in (tmp_path / "a.zarr").rglob("*") if each.is_file()):
+            packed.add(file, file.relative_to(tmp_path))
+    monkeypatch.setattr(AbstractArchiveFileSystem, "ls", None)
+    repo.import_from(f"tar://a.zarr::{tmp_path}/a.tar")
+    np.testing.assert_array_equal(zarr.open_array(repo.snapshot(), path="x", mode="r")[:], np.arange(40))
 
 
 @pytest.mark.parametrize(

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias
 from urllib.parse import unquote
 
 from fsspec.core import split_protocol
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.zip import ZipFileSystem
 from fsspec.utils import infer_compression
 from zarr.abc.store import Store
 from zarr.buffer import default_buffer_prototype
@@ -114,6 +118,8 @@ def _leads_out(name: str) -> str:
 class Place:
     """A directory or file at a URL."""
 
+    _listed: Mapping[str, int] = MappingProxyType({})  # of the files below here, when they were last listed
+
     def __init__(self, url: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> None:
         from fsspec.core import url_to_fs
 
@@ -133,9 +139,18 @@ class Place:
         self.root = path.rstrip("/") or path
         self._guard()
 
+    @classmethod
+    def _of(cls, fs: Any, root: str, url: str) -> Place:
+        found = cls.__new__(cls)
+        found.fs, found.root, found.url = fs, root, url
+        found._guard()
+        return found
+
     def _guard(self) -> None:
         if self.is_local:
             self.fs = _FilesBelow(self.root)
+        elif self._is_archive:
+            self.fs.cat_file = partial(_cat_unpacked, self.fs, self.fs.cat_file)
 
     def __repr__(self) -> str:
         return f"<Place {self.url}>"
@@ -195,7 +210,9 @@ class Place:
             found = self._of_web(found)
         for name, info in found.items():
             self._check_unpacked(name, info)
-        return {name: ForeignFile.of({**found[name], "name": self.path(name)}) for name in sorted(found) if name}
+        files = {name: ForeignFile.of({**found[name], "name": self.path(name)}) for name in sorted(found) if name}
+        self._listed = {name: file.size for name, file in files.items()}
+        return files
 
     def _of_web(self, links: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
         """Return what a server says of the files that its pages lead to: a page says neither size nor version."""
@@ -247,10 +264,12 @@ class Place:
 
     def read(self, key: str) -> bytes:
         if self._is_archive:
-            info = self.fs.info(self.path(key))
-            self._check_unpacked(key, info)
-            with self.fs.open(self.path(key), "rb") as file:  # unpacked as far as it is told to be long
-                return bytes(file.read(info["size"]))
+            self._check_unpacked(key, self.fs.info(self.path(key)))
+        if self._is_web:
+            from txstore.interchange.web_sources import no_more_than  # late: it needs aiohttp
+
+            with no_more_than(self._listed.get(key)):
+                return bytes(self.fs.cat_file(self.path(key)))
         return bytes(self.fs.cat_file(self.path(key)))
 
     def store(self) -> Any:
@@ -258,7 +277,7 @@ class Place:
         if self._is_web:
             from txstore.interchange.web_sources import PagesAsStore  # late: it needs aiohttp
 
-            return PagesAsStore(self.fs, self.root)
+            return PagesAsStore(self.fs, self.root, self._listed)
         return self.fs.get_mapper(self.root)
 
     def has(self, key: str) -> bool:
@@ -300,6 +319,13 @@ class Place:
         if head.lstrip().startswith(b"{"):
             raise SourceError(self.url, "if this is a manifest of references, of kerchunk say, take import_references")
         raise SourceError(self.url, "this is neither Zarr nor NetCDF nor HDF5")
+
+
+def _cat_unpacked(
+    fs: Any, cat_file: Callable[..., bytes], path: str, start: int | None = None, end: int | None = None, **_: Any
+) -> bytes:
+    """Read a file of an archive, which is unpacked as far as it is told to be long."""
+    return cat_file(path, start, fs.info(path)["size"] if end is None else end)
 
 
 def _check_layers(address: str) -> None:
@@ -373,6 +399,10 @@ def places(sources: Iterable[Source], options: Mapping[str, Any] | None) -> list
         source = given
         if isinstance(given, ZipStore) and isinstance(given.path, Path):
             source = f"zip::{given.path}"  # of which no file takes more memory than it may
+        elif isinstance(given, ZipStore) and given.read_only:
+            packed = ZipFileSystem(contextlib.nullcontext(given._fileobj))  # which the caller closes
+            found.append(Place._of(packed, "", type(given).__name__))
+            continue
         if isinstance(source, Store) and not isinstance(source, LocalStore):
             found.append(OpenStore(source))
             continue
@@ -386,11 +416,8 @@ def places(sources: Iterable[Source], options: Mapping[str, Any] | None) -> list
         for match in matches:
             if place.is_local:
                 _check_links(match, os.path.dirname(place.root.partition("*")[0].partition("?")[0].partition("[")[0]))
-            one = Place.__new__(Place)
-            one.fs, one.root = place.fs, match
-            one.url = match if place.is_local else public(place.fs.unstrip_protocol(match))
-            one._guard()
-            found.append(one)
+            url = match if place.is_local else public(place.fs.unstrip_protocol(match))
+            found.append(Place._of(place.fs, match, url))
     return found
 
 
@@ -414,10 +441,18 @@ def _found_below(fs: Any, root: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the files below a path, each with its listing. Raises `OSError` if a directory can't be listed.
 
     fsspec's own `walk`, on which most of its `find` methods rely, takes such a directory for empty. An object store has
-    a `find` of its own, which raises, and needs one request per thousand files instead of one per directory.
+    a `find` of its own, which raises, and needs one request per thousand files instead of one per directory. An archive
+    is gone through once: it would be for each of its directories.
     """
+    from fsspec.archive import AbstractArchiveFileSystem
     from fsspec.asyn import AsyncFileSystem
 
+    if isinstance(fs, AbstractArchiveFileSystem):
+        fs.info("")
+        for path, info in fs.dir_cache.items():
+            if info["type"] != "directory" and (not root or f"{path}/".startswith(f"{root}/")):
+                yield path, info
+        return
     if isinstance(fs, AsyncFileSystem) and type(fs)._find is not AsyncFileSystem._find:
         yield from fs.find(root, detail=True).items()
         return
