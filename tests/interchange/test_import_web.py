@@ -8,6 +8,7 @@ import os
 import socket
 import tarfile
 import threading
+import time
 import tracemalloc
 import zipfile
 from collections.abc import Callable, Iterator
@@ -23,6 +24,7 @@ import pytest
 import yarl
 import zarr
 from fsspec.archive import AbstractArchiveFileSystem
+from fsspec.implementations.tar import TarFileSystem
 
 import txstore
 from txstore.codecs import bounded_codecs
@@ -295,6 +297,29 @@ def test_a_file_of_an_archive_that_is_longer_than_it_says(
     assert repo.head() is None
 
 
+@pytest.mark.parametrize("concat", [None, "n"])
+def test_one_file_of_a_tar_archive_is_read_at_a_time(
+    repo: txstore.Repository, tmp_path: Path, concat: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files have one position: of 2,000 chunks, 60 had the bytes of others, and no error told so."""
+    cat_file, reading = TarFileSystem.cat_file, threading.Lock()
+
+    def alone(*arguments: Any, **named: Any) -> Any:
+        assert reading.acquire(blocking=False)
+        time.sleep(0.01)  # here another one would come
+        found = cat_file(*arguments, **named)
+        reading.release()
+        return found
+
+    _write(tmp_path / "a.zarr")
+    with tarfile.open(tmp_path / "a.tar", "w") as packed:
+        for file in (each for each in (tmp_path / "a.zarr").rglob("*") if each.is_file()):
+            packed.add(file, file.relative_to(tmp_path / "a.zarr"))
+    monkeypatch.setattr(TarFileSystem, "cat_file", alone)
+    repo.import_from(f"tar::{tmp_path}/a.tar", concat=concat)
+    np.testing.assert_array_equal(zarr.open_array(repo.snapshot(), path="x", mode="r")[:], np.arange(40))
+
+
 def test_an_archive_is_gone_through_once(
     repo: txstore.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -333,9 +358,19 @@ def test_an_archive_is_no_repository(tmp_path: Path, chain: str) -> None:
     """A few kilobytes were unpacked to gigabytes; and commits were not found in it, so that it seemed to be empty."""
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as packed:
         packed.writestr("format.json", bytes(50 << 20), compress_type=zipfile.ZIP_BZIP2)
-    for opened in (txstore.Repository, txstore.TxStore):
+    for opened, each in itertools.product((txstore.Repository, txstore.TxStore), (chain, chain.removesuffix("://"))):
         with pytest.raises(ValueError, match="unpack it first"):
-            opened(f"{chain}::{tmp_path}/a.zip")
+            opened(f"{each}::{tmp_path}/a.zip")
+
+
+@pytest.mark.parametrize("name", ["zip", "reference"])
+def test_a_directory_may_have_the_name_of_a_protocol(
+    repo: txstore.Repository, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _write(tmp_path / name)
+    repo.import_from(name)
+    assert not txstore.Repository("libarchive").exists
 
 
 def test_a_link_of_another_user_among_the_matches(

@@ -9,6 +9,7 @@ import hashlib
 import os
 import re
 import stat
+import threading
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
 from functools import partial
@@ -17,6 +18,7 @@ from types import MappingProxyType
 from typing import Any, TypeAlias
 from urllib.parse import unquote
 
+from fsspec.archive import AbstractArchiveFileSystem
 from fsspec.core import split_protocol
 from fsspec.implementations.local import LocalFileSystem
 from fsspec.implementations.zip import ZipFileSystem
@@ -29,7 +31,7 @@ from txstore._native import local
 from txstore.codecs import bounded_codecs
 from txstore.errors import SourceError
 from txstore.storage.foreign_values import version_of
-from txstore.storage.objects.urls import LOCAL, check_slashes, missing_package, public
+from txstore.storage.objects.urls import LOCAL, archives_of, check_slashes, missing_package, public
 from txstore.storage.request_threads import in_parallel
 from txstore.storage.tree import real_path
 from txstore.zarr_private import zarr_sync
@@ -47,7 +49,7 @@ _NETCDF_3 = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
 _NETCDF_NAMES = (".nc", ".nc4", ".cdf", ".netcdf")
 #: fsspec's caching protocols.
 _CACHES = {"blockcache", "cached", "filecache", "simplecache"}
-_WEB, _ARCHIVES = {"http", "https"}, {"zip", "tar"}
+_WEB = {"http", "https"}
 #: For how many sizes an import asks an open store at a time.
 _AT_A_TIME = 64
 #: How a zip file packs what is unpacked as far as it is asked for: not at all, and by deflate. None: of other files.
@@ -149,8 +151,11 @@ class Place:
     def _guard(self) -> None:
         if self.is_local:
             self.fs = _FilesBelow(self.root)
-        elif self._is_archive:
-            self.fs.cat_file = partial(_cat_unpacked, self.fs, self.fs.cat_file)
+        elif "cat_file" not in vars(self.fs) and not (
+            self.fs.async_impl and getattr(self.fs, "fs", self.fs).async_impl
+        ):
+            turns: Any = contextlib.nullcontext() if isinstance(self.fs, ZipFileSystem) else threading.Lock()
+            self.fs.cat_file = partial(_cat_in_turn, self.fs, turns, self.fs.cat_file)
 
     def __repr__(self) -> str:
         return f"<Place {self.url}>"
@@ -173,7 +178,7 @@ class Place:
 
     @property
     def _is_archive(self) -> bool:
-        return self._has_protocol(_ARCHIVES)
+        return _is_archive(self.fs)
 
     @property
     def _above(self) -> str:
@@ -321,23 +326,29 @@ class Place:
         raise SourceError(self.url, "this is neither Zarr nor NetCDF nor HDF5")
 
 
-def _cat_unpacked(
-    fs: Any, cat_file: Callable[..., bytes], path: str, start: int | None = None, end: int | None = None, **_: Any
+def _cat_in_turn(
+    fs: Any, turns: Any, cat_file: Callable[..., bytes], path: str, start: Any = None, end: Any = None, **_: Any
 ) -> bytes:
-    """Read a file of an archive, which is unpacked as far as it is told to be long."""
-    return cat_file(path, start, fs.info(path)["size"] if end is None else end)
+    """Read a file of a file system whose files have one position, or connection. Two threads got each other's bytes.
+
+    A file of an archive is unpacked as far as it is told to be long.
+    """
+    with turns:
+        return cat_file(path, start, fs.info(path)["size"] if end is None and _is_archive(fs) else end)
+
+
+def _is_archive(fs: Any) -> bool:
+    return isinstance(fs, AbstractArchiveFileSystem)
 
 
 def _check_layers(address: str) -> None:
     """Raise `SourceError` for a chained URL of which a layer is believed before what it says can be checked."""
-    links = address.split("::")
-    protocols = [each.partition("://")[0] for each in links]
-    if "reference" in protocols:
+    archives = archives_of(address)
+    if "reference" in archives:
         reason = "a manifest may name any file: give the manifest itself to import_references, and sources="
         raise SourceError(public(address), reason)
-    archives = [each for each in protocols if each in _ARCHIVES]
-    is_packed_twice = len(archives) > 1 or (archives == ["tar"] and any(map(infer_compression, links)))
-    if is_packed_twice or "libarchive" in protocols:
+    is_packed_twice = len(archives) > 1 or (archives == ["tar"] and any(map(infer_compression, address.split("::"))))
+    if is_packed_twice or "libarchive" in archives:
         reason = "a zip archive of files or a tar archive that is not compressed can be read: unpack others yourself"
         raise SourceError(public(address), reason)
 
@@ -444,10 +455,9 @@ def _found_below(fs: Any, root: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     a `find` of its own, which raises, and needs one request per thousand files instead of one per directory. An archive
     is gone through once: it would be for each of its directories.
     """
-    from fsspec.archive import AbstractArchiveFileSystem
     from fsspec.asyn import AsyncFileSystem
 
-    if isinstance(fs, AbstractArchiveFileSystem):
+    if _is_archive(fs):
         fs.info("")
         for path, info in fs.dir_cache.items():
             if info["type"] != "directory" and (not root or f"{path}/".startswith(f"{root}/")):
