@@ -12,6 +12,7 @@ import shutil
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
@@ -21,6 +22,7 @@ import fsspec
 import numpy as np
 import pytest
 import zarr
+from fsspec import AbstractFileSystem
 from typer.testing import CliRunner
 
 import txstore
@@ -860,6 +862,35 @@ def memory() -> Iterator[Any]:
     yield filesystem
     filesystem.store.clear()
     filesystem.pseudo_dirs[:] = [""]
+
+
+class OneConnection(AbstractFileSystem):
+    """As FTP: with two requests at once, each gets an answer to the other one."""
+
+    protocol = "oneconnection"
+    asked = threading.Lock()
+
+    def info(self, path: str, **_: Any) -> dict[str, Any]:
+        return {"name": path, "size": VALUES.nbytes, "type": "file", "mtime": 1, "content": self._alone(None, None)}
+
+    def cat_file(self, path: str, start: int | None = None, end: int | None = None, **_: Any) -> bytes:
+        return self._alone(start, end)
+
+    def _alone(self, start: int | None, end: int | None) -> bytes:
+        assert self.asked.acquire(blocking=False)
+        time.sleep(0.01)
+        self.asked.release()
+        return VALUES.tobytes()[start:end]
+
+
+def test_a_file_system_with_one_connection(open_repo: OpenRepo) -> None:
+    fsspec.register_implementation("oneconnection", OneConnection, clobber=True)
+    repo = open_repo(sources=["oneconnection://host"])
+    refs: dict[str, Any] = {f"x/{n}": [f"oneconnection://host/{n // 20}", n * 8, 8] for n in range(50)}
+    array = {"zarr_format": 2, "shape": [100], "chunks": [2], "dtype": "<i4", "fill_value": 0, "order": "C"}
+    refs |= {".zgroup": {"zarr_format": 2}, "x/.zarray": array | {"compressor": None, "filters": None}}
+    repo.import_references(refs)
+    np.testing.assert_array_equal(zarr.open_array(repo.snapshot(), path="x", mode="r")[:], VALUES)
 
 
 def test_another_file_system(open_repo: OpenRepo, memory: Any) -> None:
