@@ -323,6 +323,23 @@ def read_then_lock(store: TxStore, start: int, stop: int, value: int) -> None:
 
 
 @pytest.mark.long
+def fill_in_block(store: TxStore, start: int, stop: int, value: int) -> None:
+    with store:
+        fill(store, "x", start, stop, value)
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_after_a_block_its_process_goes_on_where_the_block_ended(repo, store, is_killed):
+    """It wrote over the state from before the block. If it was killed later, its write counted as repeated."""
+    with members(store, 1) as (worker,):
+        worker.do(fill_in_block, 0, 3, 1)
+        worker.do(fill, "x", 1, 2, 2)
+        if is_killed:
+            worker.kill()
+        store.commit()
+    assert committed(repo)[:4] == [1, 2, 1, 0]
+
+
 def test_what_was_read_before_the_lock_is_to_be_read_under_it(repo, store):
     with members(store, 2) as (first, second):
         second.do(read, "x", 6, 8)
