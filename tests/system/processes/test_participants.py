@@ -19,6 +19,7 @@ import txstore
 from tests.tools.members import Member, append, clear, committed, fill, fill_region, get, locked, members, put, remove
 from tests.tools.waiting import wait_until
 from tests.tools.workers import QUICK, SPAWN, TIMEOUT, run_threads
+from txstore.storage import local
 from txstore.store import TxStore
 
 METHODS = ["spawn", "forkserver", "fork"]
@@ -137,6 +138,33 @@ def test_who_had_to_wait_for_a_lock_sees_what_was_written_under_it(repo, store, 
             member.leave()
     store.commit()
     assert committed(repo)[:4] == [1, 1, 2, 2]
+
+
+def hold_when_told(directory: str) -> None:
+    """A process that stands still when it has created a file and does not hold it yet."""
+    hold = local._hold
+
+    def hold_late(descriptor: int) -> bool:
+        Path(directory, "created").touch()
+        wait_until(Path(directory, "go on").exists)
+        return hold(descriptor)
+
+    local._hold = hold_late
+
+
+def test_who_joins_while_another_creates_its_file_does_not_take_it_for_dead(repo, store, tmp_path):
+    with (
+        members(store, 1, first=partial(hold_when_told, str(tmp_path))) as (slow,),
+        members(store, 1, joined=False) as (other,),
+    ):
+        slow.begin(locked, "x", np.s_[0:2], fill, "x", 0, 2, 1)
+        wait_until((tmp_path / "created").exists)
+        other.do(get, "x/zarr.json")
+        (tmp_path / "go on").touch()
+        slow.answer()
+        other.do(locked, "x", np.s_[1:3], fill, "x", 1, 3, 3)
+        store.commit()
+    assert committed(repo)[:4] == [1, 3, 3, 0]
 
 
 def test_halves_of_one_chunk_without_a_lock(repo, store):
