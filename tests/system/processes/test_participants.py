@@ -140,6 +140,27 @@ def test_who_had_to_wait_for_a_lock_sees_what_was_written_under_it(repo, store, 
     assert committed(repo)[:4] == [1, 1, 2, 2]
 
 
+def fill_in_block(store: TxStore, start: int, stop: int, value: int) -> None:
+    with store:
+        fill(store, "x", start, stop, value)
+
+
+def look(store: TxStore) -> list[str]:
+    return [*zarr.open_group(store, mode="r")]
+
+
+def test_a_block_over_parts_that_its_process_wrote_before_and_after_it_saw_others(repo, store):
+    """A frame of the block said that the first part was seen, and seemed to know nothing of the second."""
+    with members(store, 2) as (first, second):
+        first.do(fill, "x", 1, 3, 1)
+        second.do(fill, "x", 0, 1, 2)
+        first.do(look)
+        first.do(fill, "x", 2, 4, 3)
+        first.do(fill_in_block, 1, 4, 4)
+        store.commit()
+    assert committed(repo)[:4] == [2, 4, 4, 4]
+
+
 def hold_when_told(directory: str) -> None:
     """A process that stands still when it has created a file and does not hold it yet."""
     hold = local._hold
@@ -351,11 +372,6 @@ def read_then_lock(store: TxStore, start: int, stop: int, value: int) -> None:
 
 
 @pytest.mark.long
-def fill_in_block(store: TxStore, start: int, stop: int, value: int) -> None:
-    with store:
-        fill(store, "x", start, stop, value)
-
-
 @pytest.mark.parametrize("is_killed", [False, True])
 def test_after_a_block_its_process_goes_on_where_the_block_ended(repo, store, is_killed):
     """It wrote over the state from before the block. If it was killed later, its write counted as repeated."""
