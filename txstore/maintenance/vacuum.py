@@ -404,8 +404,9 @@ class _Vacuum:
                     doomed.append(path)
             raised = paths_in(self.commits.storage, names.oldest_kept_directory(branch))
             if branch in living:
-                highest = max(raised, default="")  # names have one length, except for absurdly large numbers
-                doomed += [path for path in raised if path != highest]
+                found_versions = (names.parse_version(path.rpartition("/")[2]) or 0 for path in raised)
+                highest = max([living[branch], *found_versions])  # `dry_run` has not written its own
+                doomed += [path for path in raised if path != names.oldest_kept_path(branch, highest)]
             elif lowest == kept_from:
                 doomed += [*raised, names.head_cache_path(branch)]
                 empty += [names.commits_directory(branch), names.oldest_kept_directory(branch)]

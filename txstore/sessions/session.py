@@ -136,8 +136,11 @@ class Session:
             block.current.get()
         return block
 
-    def leave_block(self, *, complete: bool) -> None:
-        """Leave a block of a participant: seal its part, or give it up. Afterwards this session is not used again."""
+    def leave_block(self, outside: Session | None, *, complete: bool) -> None:
+        """Leave a block of a participant: seal its part, or give it up. Afterwards this session is not used again.
+
+        `outside` goes on, and sees what the block has staged.
+        """
         with self.gate.shut():
             try:
                 if complete and not self.gate.close():
@@ -150,6 +153,9 @@ class Session:
                     self.transaction.lifecycle.leave()
                 elif self.current.present is not None:
                     self.current.present.lifecycle.leave_block(complete=complete)
+        if complete and self.current.present and outside and outside.current.present:
+            with suppress(TransactionStateError):  # it has just ended: the next call will say so
+                outside.current.present.members.see(dict(self.current.present.members.staged.version))
 
     def enter(self) -> None:
         """Enter a `with` block. Raises `TransactionStateError` if a named transaction has ended meanwhile."""

@@ -357,13 +357,20 @@ class StagedKeys:
         return next((link.region for link in reversed(links) if link.participant == self.me), _NOTHING)
 
     def ends(self, key: str) -> list[Link]:
-        """If a key has layers, return the frames of other participants that no later writer of the key has seen."""
+        """If a key has layers, return the last frames of other participants that no later writer of the key has seen.
+
+        The region of each is that of all of its process that none has seen.
+        """
         if not self.layers(key) or key in self._outdated:
             return []
         with self._lock:
-            links = self._links.get(key, [])
-            seen = {link.seen for link in links}
-            return [link for link in links if link.participant != self.me and link.place not in seen]
+            links = list(self._links.get(key, []))
+        seen, ends = {link.seen for link in links}, dict[int, Link]()
+        for link in sorted(links, key=lambda link: link.sequence):
+            before = ends.pop(link.participant, None)  # whoever has seen a frame knows those before it of its process
+            if link.participant != self.me and link.place not in seen:
+                ends[link.participant] = link if before is None else link._replace(region=before.region | link.region)
+        return list(ends.values())
 
     def know_of_deletions(self, key: str) -> bool:
         """Tell whether the writers of the remaining frames of a key knew of all deletions of prefixes above it."""
