@@ -284,7 +284,7 @@ def close_parts(part: Part, view: View, *, allow_lost: bool = False) -> None:
     lost_keys = siblings.lost_keys(lost, whole)
     lost_keys += [
         key
-        for key in _built_on_lost(part, view, shared, {n: at for n, at in lost.items() if n not in given_up})
+        for key in _built_on_lost(part, view, shared, lost)
         if key not in lost_keys
     ]
     if allow_lost:  # except keys whose values a loss of power destroyed, because they were never synced
