@@ -28,6 +28,8 @@ NAME = "job"
 Place = int | str
 #: "set" or "add" to elements, "put" a key, "delete" it, or give an "attribute"; where; and the value.
 Operation = tuple[str, list[Place], int]
+#: "own", or how the block of a worker ends; and what is done in it.
+Step = tuple[Any, ...]
 State = dict[Place, Any]
 
 
@@ -111,6 +113,14 @@ class History:
         where = rng.choice([range(place, rng.randrange(place, LENGTH) + 1), range(CHUNK), range(place, LENGTH, 3)])
         return rng.choice(["set", "add"]), list(where), rng.choice([0, 1, 2])
 
+    def steps(self) -> Iterator[Step]:
+        for _ in range(self.rng.randrange(3, 9)):
+            if self.rng.random() < 0.4:
+                yield "own", self.operation()
+            else:
+                how = self.rng.choice(["ends", "fails", "fails", "is killed"])
+                yield how, *(self.operation() for _ in range(self.rng.randrange(1, 4)))
+
     def count(self, operation: Operation) -> None:
         """Note what holds after an operation of a block that counts."""
         kind, where, value = operation
@@ -167,13 +177,12 @@ class History:
         assert shown(self.repo.snapshot()) == self.state, self.told
         return True
 
-    def run(self) -> None:
-        for _ in range(self.rng.randrange(3, 9)):
-            if self.rng.random() < 0.4:
-                self.own(self.operation())
+    def run(self, *steps: Step) -> None:
+        for how, *operations in steps or self.steps():
+            if how == "own":
+                self.own(*operations)
             else:
-                how = self.rng.choice(["ends", "fails", "fails", "is killed"])
-                self.block(how, *(self.operation() for _ in range(self.rng.randrange(1, 4))))
+                self.block(how, *operations)
         while not self.commit():
             left = sorted(set[Place]().union(*self.owed), key=str)
             for place in self.rng.sample(left, self.rng.randrange(1, len(left) + 1)):
@@ -182,6 +191,27 @@ class History:
                     self.own(operation)
                 else:
                     self.block("ends", operation)
+
+
+#: What has gone wrong once, and what the documents say.
+CASES: dict[str, list[Step]] = {
+    "who leaves only fill values does not hide what was lost beside": [
+        ("is killed", ("set", [0], 5)), ("ends", ("set", [1, 2, 3], 0)),
+    ],
+    "a part that is lost, beside another": [("is killed", ("set", [0, 1], 1)), ("ends", ("set", [3], 7))],
+    "elements here and there": [("is killed", ("set", [1, 3], 9)), ("ends", ("set", [0, 2], 8))],
+    "attributes of one document that two have lost": [
+        ("fails", ("attribute", ["b"], 1)), ("is killed", ("attribute", ["a"], 2)), ("own", ("attribute", ["a"], 3)),
+    ],
+    "attributes beside those that were lost": [
+        ("is killed", ("attribute", ["a"], 1), ("attribute", ["b"], 2)), ("ends", ("attribute", ["a"], 4)),
+    ],
+    "it had done something before": [
+        ("ends", ("set", [0, 1], 1)), ("is killed", ("add", [1], 1)), ("own", ("set", [2, 3], 9)),
+    ],
+    "what was lost is not added twice": [("is killed", ("add", [0, 1], 1)), ("own", ("add", [0, 1], 1))],
+    "a deletion that was lost": [("ends", ("put", ["k/0"], 1)), ("fails", ("delete", ["k/0"], 0))],
+}  # fmt: skip
 
 
 def key_of(place: Place) -> str:
@@ -194,6 +224,12 @@ def workers() -> Iterator[list[Member]]:
     yield found
     for worker in found:
         worker.kill()
+
+
+@pytest.mark.parametrize("is_named", [False, True], ids=["pickled", "named"])
+@pytest.mark.parametrize("case", CASES)
+def test_by_hand(open_repo, workers, case, is_named):
+    History(open_repo(durability="none"), workers, random.Random(0), is_named=is_named).run(*CASES[case])
 
 
 @pytest.mark.parametrize("is_named", [False, True], ids=["pickled", "named"])
