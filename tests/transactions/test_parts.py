@@ -9,7 +9,7 @@ import zarr
 
 import txstore
 from tests.tools.arrays import commit_often
-from tests.tools.inside import existing, open_named
+from tests.tools.inside import open_named
 from tests.tools.members import join_in_this_process
 from tests.tools.parts import create, read_chunk, region_of, write_part
 from txstore.constraints import Complete, RequiredAttributes
@@ -48,17 +48,6 @@ def test_other_elements_of_one_chunk(repo: txstore.Repository) -> None:
     assert at_head(repo) == [1] * 4 + [2] * 4
 
 
-def test_many_that_began_together(repo: txstore.Repository) -> None:
-    create(repo, shape=(8, 8), chunks=(8, 8))
-    many = [repo.begin() for _ in range(8)]
-    for row, transaction in enumerate(many):
-        write_part(transaction, "x/c/0/0", (slice(row, row + 1), slice(0, 8)), lambda there: there + 100)
-    for transaction in many:
-        transaction.commit()
-    expected = np.arange(10, 74).reshape(8, 8) + 100
-    assert at_head(repo, "x/c/0/0") == expected.tolist()
-
-
 @pytest.mark.parametrize("equal", [False, True])
 def test_the_same_element(repo: txstore.Repository, equal: bool) -> None:
     """Equal values, too: two increments are two increments."""
@@ -92,7 +81,7 @@ def test_on_each_new_head(repo: txstore.Repository, monkeypatch: pytest.MonkeyPa
     rivals = [repo.begin() for _ in range(3)]
     for number, rival in enumerate(rivals, 1):
         write_part(rival, KEY, slice(number, number + 1), number + 1)
-    committer_class = txstore.transactions.draft.Draft
+    committer_class = txstore.transactions.draft.Committer
     catch_up = committer_class.catch_up
 
     def late(self: Any) -> Any:
@@ -349,84 +338,6 @@ def among(repo: txstore.Repository) -> Any:
     found = Participants(repo)
     yield found
     found.end()
-
-
-def test_parts_of_an_array_that_was_just_made_anew(among: Participants) -> None:
-    document = bytes(among.owner["x/zarr.json"])
-    among.owner.delete_dir("x")
-    among.owner["x/zarr.json"] = document
-    first, second = among.join(), among.join()
-    write_part(first, KEY, slice(0, 4), 1)
-    write_part(second, KEY, slice(5, 8), 2)
-    assert read_chunk(among.owner, KEY) == [1] * 4 + [0] + [2] * 3
-    among.commit()
-    assert at_head(among.repo) == [1] * 4 + [0] + [2] * 3
-
-
-def test_overlapping_parts_are_refused_and_named(among: Participants) -> None:
-    first, second = among.join(), among.join()
-    write_part(first, KEY, slice(0, 4), 1)
-    write_part(second, KEY, slice(3, 8), 2)
-    with pytest.raises(ConflictError, match=r"\[0:4\], \[3:8\]") as caught:
-        among.commit()
-    assert caught.value.keys == (KEY,)
-
-
-def test_a_part_that_is_lost_is_missed(among: Participants) -> None:
-    """Somebody else has written the chunk, but not this part of it."""
-    first, second = among.join(), among.join()
-    write_part(first, KEY, slice(0, 4), 1)
-    write_part(second, KEY, slice(4, 8), 2)
-    among.die(first)
-    with pytest.raises(ParticipantLostError) as caught:
-        among.commit()
-    assert caught.value.keys == (KEY,)
-    again = among.join()
-    write_part(again, KEY, slice(0, 4), 5)
-    among.commit()
-    assert at_head(among.repo) == [5] * 4 + [2] * 4
-
-
-def test_a_part_that_is_lost_can_be_taken(among: Participants) -> None:
-    first, second = among.join(), among.join()
-    write_part(first, KEY, slice(0, 4), 1)
-    write_part(second, KEY, slice(4, 8), 2)
-    among.die(first)
-    among.commit(allow_lost=True)
-    assert at_head(among.repo) == [1] * 4 + [2] * 4
-
-
-def test_a_commit_that_fails_is_seen_by_no_participant(among: Participants) -> None:
-    """What a commit has merged is not staged: whoever follows after its failure does not find it."""
-    first, second, theirs = among.join(), among.join(), among.repo.begin()
-    write_part(among.owner, "x/c/1", slice(0, 1), 1)
-    write_part(first, KEY, slice(0, 2), 1)
-    write_part(second, KEY, slice(2, 4), 2)
-    theirs.delete("x/c/1")
-    theirs["x/c/1"] = bytes(32)
-    theirs.commit()
-    with pytest.raises(ConflictError):
-        among.commit()
-    third = among.join()
-    assert read_chunk(third, KEY) == [1, 1, 2, 2, *BASE[4:]]
-    assert len(third.staging.staged.layers(KEY)) == 2
-    among.owner.delete("x/c/1")
-    assert read_chunk(among.join(), KEY) == [1, 1, 2, 2, *BASE[4:]]
-
-
-def test_parts_in_a_transaction_with_a_name(repo: txstore.Repository) -> None:
-    create(repo)
-    first, second, theirs = open_named(repo, "run"), open_named(repo, "run"), repo.begin()
-    write_part(first, KEY, slice(0, 2), 1)
-    write_part(second, KEY, slice(2, 4), 2)
-    write_part(theirs, KEY, slice(6, 7), 3)
-    theirs.commit()
-    first.lifecycle.leave()
-    second.lifecycle.leave()
-    last = existing(repo, "run")
-    assert read_chunk(last, KEY) == [1, 1, 2, 2, *BASE[4:]]
-    last.commit()
-    assert at_head(repo) == [1, 1, 2, 2, 14, 15, 3, 17]
 
 
 @pytest.mark.parametrize("lost", [0, 1])

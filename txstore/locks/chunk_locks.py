@@ -257,7 +257,7 @@ class _Fallback:
         return FallbackOwner(self._exclusion, self._turns)
 
     def close(self) -> None:
-        self._file.close()
+        self._exclusion.close()
 
     def _check(self) -> None:
         if not self._file.is_in_place():

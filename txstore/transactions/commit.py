@@ -388,11 +388,7 @@ def close_parts(part: Part, view: View, *, allow_lost: bool = False) -> None:
     if broken and (killed := siblings.killed(shared)):  # other processes may have repeated their tasks
         broken = staged.settle(lost | dict.fromkeys(killed, -1), are_equal, left_out, among=broken)
     lost_keys = siblings.lost_keys(lost, whole)
-    lost_keys += [
-        key
-        for key in _built_on_lost(part, view, shared, {n: at for n, at in lost.items() if n not in given_up})
-        if key not in lost_keys
-    ]
+    lost_keys += [key for key in _built_on_lost(part, view, shared, lost) if key not in lost_keys]
     if allow_lost:  # except keys whose values a loss of power destroyed, because they were never synced
         lost_keys = [key for key in lost_keys if _is_damaged(view, key)]
     if lost and not lost_keys:

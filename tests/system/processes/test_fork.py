@@ -62,14 +62,6 @@ def test_in_a_block_it_does_not_matter_whether_it_was_used_before(repo, store, u
     assert repo.mapping()["child"] == b"1"
 
 
-def test_a_plain_mapping_is_shared_too(repo, store):
-    with repo.begin() as transaction:
-        transaction["owner"] = b"1"
-        in_child(lambda: (transaction.set("child", b"1"), transaction.lifecycle.seal()))
-        assert dict(transaction)["child"] == b"1"
-    assert repo.mapping()["child"] == b"1"
-
-
 def test_leaving_the_parents_block_in_a_child_ends_nothing(repo, store):
     """A child that goes on after the `with` operation, as `os.fork()` in a script does."""
     with repo.transaction() as block:
@@ -366,20 +358,6 @@ def test_a_lock_that_a_thread_holds_is_free_in_the_child():
     threading.Thread(target=again.acquire).start()
     with lock:
         in_child(lambda: [each.acquire(timeout=TIMEOUT) or pytest.fail("it is held") for each in (lock, again)])
-
-
-def test_nothing_lives_longer_for_being_told_of_forks():
-    class Told:
-        def after_fork_in_child(self) -> None:
-            pass
-
-    thing = Told()
-    processes.watch(thing)
-    assert thing in processes.all_of(processes._forked)
-    before, seen = len(processes._forked._references), weakref.ref(thing)
-    del thing
-    assert seen() is None
-    assert len(processes._forked._references) < before
 
 
 def test_things_are_told_of_a_fork_also_if_another_thread_adds_one():
