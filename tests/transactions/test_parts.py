@@ -81,7 +81,7 @@ def test_on_each_new_head(repo: txstore.Repository, monkeypatch: pytest.MonkeyPa
     rivals = [repo.begin() for _ in range(3)]
     for number, rival in enumerate(rivals, 1):
         write_part(rival, KEY, slice(number, number + 1), number + 1)
-    committer_class = txstore.transactions.draft.Committer
+    committer_class = txstore.transactions.draft.Draft
     catch_up = committer_class.catch_up
 
     def late(self: Any) -> Any:
