@@ -19,7 +19,6 @@ import txstore
 from tests.interchange.test_export import files
 from txstore.format.consolidated import plain_document
 from txstore.interchange import checkout, checkout_state
-from txstore.interchange.destinations import LocalDestination
 from txstore.interchange.zarr_arrays import in_parallel
 from txstore.views import Coarsen
 
@@ -124,16 +123,6 @@ def test_a_conflict_changes_nothing_and_a_branch_takes_it(filled: txstore.Reposi
     made = filled.commit_directory(out)
     assert made is not None
     assert made.branch == "mine"
-
-
-def test_what_was_deleted_here_and_changed_there_is_a_conflict(filled: txstore.Repository, tmp_path: Path) -> None:
-    out = tmp_path / "out.zarr"
-    filled.checkout(out)
-    del zarr.open_group(out)["a"]
-    with filled.transaction("others") as store:
-        zarr.open_array(store, path="a/x")[0] = 71
-    with pytest.raises(txstore.ConflictError):
-        filled.commit_directory(out)
 
 
 def test_a_checkout_goes_to_other_commits_but_not_over_changes(filled: txstore.Repository, tmp_path: Path) -> None:
@@ -259,25 +248,6 @@ def test_a_program_that_empties_the_directory_first(filled: txstore.Repository, 
     assert [name for name, _ in zarr.open_group(filled.snapshot(), mode="r").members()] == ["y"]
 
 
-def test_only_changed_files_are_read(
-    filled: txstore.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    out = tmp_path / "out.zarr"
-    filled.checkout(out)
-    # As if all files had been there for a while when the checkout ended.
-    state = checkout_state.read(str(out))
-    assert state is not None
-    checkout._Work(filled, out).statuses()
-    checkout_state.write(str(out), state)
-    zarr.open_group(out)["a/x"][0] = 7  # type: ignore[index]
-    (out / "y" / "zarr.json").touch()
-    seen: list[str] = []
-    real = LocalDestination.read
-    monkeypatch.setattr(LocalDestination, "read", lambda self, key: (seen.append(key), real(self, key))[1])
-    filled.commit_directory(out)
-    assert set(seen) == {"a/x/c/0", "y/zarr.json"}
-
-
 @pytest.mark.parametrize("size_stays", [True, False])
 def test_a_file_that_is_changed_right_after_the_checkout(
     filled: txstore.Repository, tmp_path: Path, size_stays: bool
@@ -342,15 +312,6 @@ def test_a_commit_that_the_branch_does_not_have(filled: txstore.Repository, tmp_
     with pytest.raises(txstore.CheckoutError, match="begin a branch with it"):
         filled.commit_directory(out, branch="dev")
     assert filled.commit_directory(out) == filled.head()
-
-
-def test_a_constraint_holds_here_too(filled: txstore.Repository, tmp_path: Path) -> None:
-    filled.constraints["grows"] = txstore.constraints.OnlyGrows("y")
-    out = tmp_path / "out.zarr"
-    filled.checkout(out)
-    zarr.open_array(out / "y").resize((2,))
-    with pytest.raises(txstore.ConstraintError):
-        filled.commit_directory(out)
 
 
 #: Kills each call of `commit_directory`, or of `checkout`, before it renames or deletes a file for the n-th time.

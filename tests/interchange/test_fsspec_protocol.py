@@ -151,14 +151,6 @@ def test_what_is_wrong_is_said(repo: txstore.Repository) -> None:
         zarr.open(URL.format(repo.url), mode="r")
 
 
-def test_an_object_store() -> None:
-    url = f"memory://{uuid.uuid4().hex}/data.tx"
-    with txstore.Repository(url).transaction() as store:
-        zarr.create_array(store, name="x", data=np.arange(5))
-    assert zarr.open("txstore::" + url, mode="r")["x"][:].tolist() == list(range(5))
-    assert zarr.open("txstore::simplecache::" + url, mode="r")["x"][:].tolist() == list(range(5))
-
-
 def test_options_go_to_the_file_system_they_belong_to(monkeypatch: pytest.MonkeyPatch) -> None:
     given = {}
 
@@ -240,24 +232,3 @@ def test_what_can_not_be_read_is_not_told_to_be_missing(tmp_path, harm):
             told[name] = read()
     assert told == {name: wanted[name] for name in told}
     assert harm is damage or not told
-
-
-def test_what_is_missing_is(filled: txstore.Repository) -> None:
-    fs = fsspec.filesystem("txstore", fo=filled.url)
-    assert fs.exists("group/position/c/0")
-    assert fs.isfile("group/position/c/0")
-    assert fs.isdir("group/position")
-    assert fs.exists("group")
-    for no in (
-        fs.exists("nothing"),
-        fs.isfile("nothing"),
-        fs.isdir("nothing"),
-        fs.isfile("group"),
-        fs.isdir("zarr.json"),
-    ):
-        assert not no
-    assert list(fs.walk("nothing")) == []
-    assert fs.glob("nothing/*") == []
-    assert [names for _, _, names in fs.walk("group/position/c")] == [["0", "1", "2"]]
-    with pytest.raises(FileNotFoundError):
-        list(fs.walk("nothing", on_error="raise"))

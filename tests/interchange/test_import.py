@@ -220,12 +220,6 @@ def test_a_pipe_is_no_file(repo: txstore.Repository, tmp_path: Path, name: str) 
         repo.import_from(tmp_path / "piped.zarr", exclude=[name])
 
 
-def test_zipped(repo: txstore.Repository, tmp_path: Path, plain: Path) -> None:
-    archive = shutil.make_archive(str(tmp_path / "zipped"), "zip", plain)
-    repo.import_from(f"zip::{archive}")
-    assert_imported(repo, plain)
-
-
 def test_the_message_of_a_repository_that_is_plain_zarr_keeps_its_promise(tmp_path: Path, plain: Path) -> None:
     with pytest.raises(txstore.RepositoryNotFoundError, match="txstore import") as error:
         txstore.Repository(plain)
@@ -328,42 +322,6 @@ def test_rows_that_consolidated_metadata_do_not_know_are_joined(repo: txstore.Re
         zarr.open_array(tmp_path / part / "x").append(np.arange(3, 8))
     repo.import_from(tmp_path / "part-*.zarr", concat="sample")
     np.testing.assert_array_equal(zarr.open_array(repo.snapshot(), path="x")[:], [*range(8), *range(8)])
-
-
-@pytest.mark.long
-def test_many_hierarchies_in_one_array_out(repo: txstore.Repository, tmp_path: Path) -> None:
-    for number in range(11):
-        group = zarr.open_group(tmp_path / f"part-{number}.zarr", mode="w", attributes={"title": "parts"})
-        group.create_array(
-            "x",
-            data=np.arange(7) + 7 * number,
-            chunks=(3,),
-            dimension_names=["sample"],
-            compressors=zarr.codecs.GzipCodec(),
-        )
-        group.create_array("limits", data=np.array([0.0, 1.0]), dimension_names=["limit"])
-        zarr.consolidate_metadata(group.store)
-    repo.import_from(tmp_path / "part-*.zarr", concat="sample")
-    group = zarr.open_group(repo.snapshot(), mode="r")
-    x = group["x"]
-    np.testing.assert_array_equal(x[:], np.arange(77))  # type: ignore[index]
-    assert x.chunks == (3,)  # type: ignore[union-attr]
-    assert isinstance(x.compressors[0], zarr.codecs.GzipCodec)  # type: ignore[union-attr]
-    np.testing.assert_array_equal(group["limits"][:], [0, 1])  # type: ignore[index]
-    assert group.metadata.consolidated_metadata is None
-    zarr.open_array(tmp_path / "part-4.zarr/limits")[0] = 3
-    with pytest.raises(txstore.SourceError, match="'limits' is not along 'sample', and differs"):
-        repo.import_from(tmp_path / "part-*.zarr", "again", concat="sample")
-    repo.import_from(tmp_path / "part-*.zarr", "again", concat="sample", exclude=["limits"])
-
-
-def test_what_tells_that_a_file_has_changed(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"1")
-    first = stamp([Place(path).file()])
-    assert stamp([Place(path).file()]) == first
-    path.write_bytes(b"12")
-    assert stamp([Place(path).file()]) != first
 
 
 def test_the_order_of_a_pattern(tmp_path: Path) -> None:

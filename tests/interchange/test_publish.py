@@ -104,18 +104,6 @@ def test_only_what_has_moved_is_written(repo: txstore.Repository, copy: Path) ->
     assert (done.written, done.deleted) == (4, 0)  # and x/c/3, which is new
 
 
-def test_what_shrinks_or_goes_leaves_no_chunk_behind(repo: txstore.Repository, copy: Path) -> None:
-    fill(repo)
-    repo.publish(copy)
-    with repo.transaction() as store:
-        group = zarr.open_group(store)
-        del group["h"]
-        group["x"].resize((3,))
-    repo.publish(copy)
-    check_copy(copy, repo)
-    assert sorted(path.name for path in copy.iterdir()) == [STATE, "x", "zarr.json"]
-
-
 def test_an_array_may_change_its_rank(repo: txstore.Repository, copy: Path) -> None:
     for shape in ((4,), (4, 4), (), (4, 4, 4), (4,)):
         with repo.transaction() as store:
@@ -280,17 +268,6 @@ def test_an_object_store(repo: txstore.Repository) -> None:
     assert zarr.open_group(url, mode="r", use_consolidated=True)["x"].shape == (15,)
 
 
-def test_a_repository_on_an_object_store(copy: Path) -> None:
-    repo = txstore.Repository(f"memory://{uuid.uuid4().hex}/data.tx")
-    fill(repo)
-    repo.publish(copy)
-    append(repo)
-    repo.publish(copy)
-    check_copy(copy, repo)
-    with pytest.raises(txstore.PublishError, match="in the repository"):
-        repo.publish(repo.url + "/copy")
-
-
 def test_blocks_that_came_along_are_made_anew(repo: txstore.Repository, copy: Path) -> None:
     stale = {"kind": "inline", "must_understand": False, "metadata": {"old": {}}}
     document = {"zarr_format": 3, "node_type": "group", "attributes": {}, "consolidated_metadata": stale}
@@ -303,21 +280,6 @@ def test_blocks_that_came_along_are_made_anew(repo: txstore.Repository, copy: Pa
     root = json.loads((copy / "zarr.json").read_text())["consolidated_metadata"]["metadata"]
     assert list(root) == ["h"]
     assert root["h"]["consolidated_metadata"]["metadata"] == {}
-
-
-def test_format_2(repo: txstore.Repository, copy: Path) -> None:
-    with repo.transaction() as store:
-        group = zarr.open_group(store, zarr_format=2, attributes={"title": "old"})
-        group.create_array("x", data=np.arange(10), chunks=(4,))
-    repo.publish(copy)
-    told = json.loads((copy / ".zmetadata").read_text())
-    assert sorted(told["metadata"]) == [".zattrs", ".zgroup", "x/.zarray", "x/.zattrs"]
-    group = zarr.open_consolidated(copy, zarr_format=2)
-    assert group["x"][:].tolist() == list(range(10))
-    assert group.attrs["title"] == "old"
-    append(repo)
-    repo.publish(copy)
-    assert zarr.open_consolidated(copy, zarr_format=2)["x"].shape == (15,)
 
 
 # --- following, and readers meanwhile

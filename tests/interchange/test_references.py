@@ -259,15 +259,6 @@ def test_what_the_json_says(repo: txstore.Repository, tmp_path: Path) -> None:
         assert pack[offset : offset + length] == mapping[key]
 
 
-def test_the_root_of_format_2(repo: txstore.Repository, tmp_path: Path) -> None:
-    with repo.transaction() as store:
-        zarr.open_group(store, zarr_format=2).create_array("x", data=np.arange(3))
-    repo.references(tmp_path / "x.json", tag="v1", create_tag=True)
-    refs = json.loads((tmp_path / "x.json").read_text(encoding="ascii"))["refs"]
-    assert list(refs) == [".zattrs", ".zgroup", ".zmetadata", "x/.zarray", "x/.zattrs", "x/0"]
-    assert sorted(json.loads(refs[".zmetadata"])["metadata"]) == [".zattrs", ".zgroup", "x/.zarray", "x/.zattrs"]
-
-
 def test_a_value_that_looks_like_base64(repo: txstore.Repository, tmp_path: Path, read: Callable[..., Found]) -> None:
     with repo.transaction() as store:
         zarr.open_group(store).create_array("x", shape=(8,), dtype="S1", compressors=None)
@@ -350,11 +341,6 @@ def test_without_a_tag(repo: txstore.Repository, tmp_path: Path) -> None:
     assert repo.references(tmp_path / "x.json", tag="v2", create_tag=True).commit == repo.tags["v2"] == repo.head()
     repo.run(lambda store: zarr.open_array(store, path="x").append([1]))
     assert repo.references(tmp_path / "x.json", tag="v2", create_tag=True).commit.version == 0
-
-
-def test_before_the_first_commit(tmp_path: Path) -> None:
-    with pytest.raises(txstore.RepositoryNotFoundError):
-        txstore.Repository(tmp_path / "none.tx").references(tmp_path / "x.json", tag="v1", create_tag=True)
 
 
 def test_places_that_are_refused(repo: txstore.Repository, tmp_path: Path) -> None:
@@ -467,18 +453,6 @@ def test_s3(
     elsewhere = {"remote_protocol": "s3", "remote_options": {**options, "asynchronous": True}}
     check_filled(read(tmp_path / f"x.{kind}", FILLED.keys(), elsewhere))
     check_filled(read(out, FILLED.keys(), {**elsewhere, "target_options": options}))
-
-
-def test_memory_of_this_process() -> None:
-    repo = txstore.Repository("memory://references/data.tx")
-    fill(repo)
-    for kind in ("json", "parquet"):
-        repo.references(f"memory://references/x.{kind}", tag="v1")
-        options = {"fo": f"memory://references/x.{kind}", "remote_protocol": "memory"}
-        group = zarr.open_group(
-            "reference://", storage_options=options, mode="r", zarr_format=2 if kind != "json" else 3
-        )
-        check_filled({path: (group[path][...], {}) for path in FILLED})  # type: ignore[index]
 
 
 def test_parquet_elsewhere_is_opened_by_what_comes_last(

@@ -120,14 +120,6 @@ def test_an_ipv6_client_is_its_network() -> None:
     assert client_of({"client": None}) == client_of({}) == client_of({"client": ("testclient", 1)}) == ""
 
 
-async def test_what_may_be_done_with_a_stream_is_said(served: Server) -> None:
-    [listening] = await open_many(served, 1)
-    _, headers = await listening.head()
-    assert headers["x-content-type-options"] == "nosniff"
-    assert headers["content-security-policy"] == "default-src 'none'; sandbox"
-    await listening.close()
-
-
 def test_head_of_the_stream(repo: txstore.Repository) -> None:
     answer: Answer = ask(application(repo), "/api/events", method="HEAD")
     assert (answer.status, answer.body) == (200, b"")

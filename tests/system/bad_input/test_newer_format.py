@@ -118,11 +118,6 @@ def test_a_feature_of_committers_keeps_out_these_only(path, where):
     assert txstore.Repository(path).verify().ok
 
 
-def test_optional_features_of_a_commit_are_ignored(path):
-    rewrite_header(path, 23, b"\x80")
-    assert txstore.Repository(path).snapshot()["a"] == b"1"
-
-
 def test_a_newer_footer(path):
     file = path / "commits/main/0000000000"
     content = bytearray(file.read_bytes())
@@ -130,13 +125,6 @@ def test_a_newer_footer(path):
     content[-4:] = encoding.crc32c(bytes(content[-64:-4])).to_bytes(4, "little")
     file.write_bytes(content)
     refused(path, "format version 2", use=lambda: USES["snapshot"](path))
-
-
-def test_verify_reports_it(path):
-    rewrite_header(path, 8, b"\x04")
-    fault = txstore.Repository(path).verify().faults[0]
-    assert fault.path == "commits/main/0000000000"
-    assert "upgrade txstore" in fault.reason
 
 
 @pytest.mark.parametrize(

@@ -88,14 +88,6 @@ def test_a_write_to_a_read_only_repository_names_the_file(repository):
     assert tree(repository) == before
 
 
-def test_a_tag_in_a_read_only_repository(repository):
-    def tag():
-        txstore.Repository(repository).tags["v1"] = 0
-
-    assert isinstance(in_child(tag, user=USER), PermissionError)
-    assert list(txstore.Repository(repository).tags) == []
-
-
 def test_a_session_goes_on_when_it_may_write_again(folder):
     path = folder / "data.tx"
     set_keys(txstore.Repository(path), {"a": b"1"})
@@ -136,21 +128,6 @@ def test_creating_where_one_may_not(folder):
     assert isinstance(error, PermissionError)
     assert str(folder) in said(error)
     assert tree(folder) == {}
-
-
-def test_a_repository_that_may_not_be_read(repository):
-    repository.chmod(0)
-    for open_it in (txstore.Repository, txstore.TxStore):
-        error = in_child(lambda open_it=open_it: open_it(repository), user=USER)
-        assert isinstance(error, PermissionError)
-        assert str(repository) in said(error)
-
-
-def test_one_commit_file_that_may_not_be_read(repository):
-    (repository / "commits/main/0000000000").chmod(0)
-    error = in_child(lambda: txstore.Repository(repository).snapshot()["a/b"], user=USER)
-    assert isinstance(error, PermissionError)
-    assert "commits/main/0000000000" in said(error)
 
 
 def test_verify_reports_a_commit_file_that_may_not_be_read(repository):

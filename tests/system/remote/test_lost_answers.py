@@ -127,15 +127,6 @@ def test_each_commit_is_made_exactly_once(s3, through, open_repo, proxy, what):
     assert len(landed) == len(set(landed))
 
 
-@pytest.mark.parametrize("fault", ["lost", "busy", "unnamed", "conflict", "reset"])
-def test_what_passes_is_waited_for(open_repo, proxy, fault):
-    repo, transaction = staged(open_repo)
-    with faults(proxy, within=VERSION, first=2, **{fault: 1.0}):
-        transaction.commit()
-    assert messages(repo) == ["first", "second"]
-    assert open_repo().mapping()["a"] == b"1"
-
-
 @pytest.mark.parametrize("fault", ["lost", "busy", "reset"])
 def test_what_does_not_pass_is_an_error_and_what_is_staged_stays(open_repo, proxy, quick, fault):
     """Nothing but the version fails: reading it back tells what has become of the commit, where there is an answer."""
@@ -358,17 +349,6 @@ def test_credentials_that_expire_half_way(open_repo, proxy, size):
     with open_repo().begin("last") as mapping:
         mapping["b"] = b"1"
     assert messages(open_repo())[-1] == "last"
-
-
-def test_a_rollback_while_the_credentials_are_refused(open_repo, proxy):
-    repo = open_repo()
-    transaction = repo.begin("second")
-    transaction["a"] = bytes(3 << 20)
-    with faults(proxy, refusal=(403, EXPIRED)):
-        with pytest.raises(PermissionError):
-            transaction.commit()
-        transaction.rollback()
-    assert messages(open_repo()) == ["first"]
 
 
 def test_the_version_is_refused(open_repo, proxy):

@@ -7,7 +7,6 @@ import pickle
 import random
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
@@ -204,35 +203,12 @@ def test_large_objects_are_created_exclusively(objects, megabytes):
     assert objects.get("large") == content
 
 
-def test_the_clock(objects):
-    assert abs(objects.now() - time.time()) < 10  # the servers are on this machine
-
-
-def test_nothing_that_is_partial_is_listed(objects):
-    objects.create("o", [b"x"])
-    objects.put("p", [b"x"])
-    assert names(objects.list("")) == ["o", "p"]
-
-
 def test_pickling(objects, server):
     objects.put("o", [b"x"])
     again = pickle.loads(pickle.dumps(objects))
     assert again.get("o") == b"x"
     assert (again.url, again.creation, again.makes_requests) == (objects.url, objects.creation, objects.makes_requests)
     assert objects.makes_requests == (server.name != "memory")
-
-
-def test_many_threads(objects):
-    content = [random.Random(i).randbytes(1000 + i) for i in range(64)]
-
-    def work(i: int) -> bool:
-        objects.put(f"t/{i}", [content[i]])
-        there = objects.get(f"t/{i}") == content[i]
-        return there and objects.get_ranges(f"t/{i}", [(5, 10), (500, 500)]) == [content[i][5:15], content[i][500:1000]]
-
-    with ThreadPoolExecutor(16) as threads:
-        assert all(threads.map(work, range(64)))
-    assert len(objects.list("t")) == 64
 
 
 def _use(store: ObjectStore, name: str) -> None:

@@ -67,17 +67,6 @@ def test_options_of_wrapped_stores():
         assert dict(target(url, options).options) == {"key": "k"}
 
 
-def test_wrappers_are_left_out():
-    store = open_objects("simplecache::memory://wrapped-tests/a", {"simplecache": {"cache_storage": "/nowhere"}})
-    plain = open_objects("memory://wrapped-tests/a")
-    assert store.url == plain.url
-    store.create("o", [b"1"])
-    assert plain.get("o") == b"1"
-    plain.put("o", [b"2"])
-    assert store.get("o") == b"2"
-    assert store.creation == "lock"
-
-
 @pytest.mark.parametrize("url", ["/a/b", "a", "file:///a/b", "local://a", "simplecache::file:///a", "s3:/x"])
 def test_local_paths_are_no_object_stores(url):
     with pytest.raises(ValueError, match="give its path"):
@@ -106,13 +95,6 @@ def test_an_endpoint_that_is_no_address(bare, monkeypatch, endpoint, engine):
 def test_a_query_is_not_passed_over(url):
     with pytest.raises(ValueError, match="URLs have no query") as caught:
         open_objects(url)
-    assert "never-shown" not in str(caught.value)
-
-
-def test_an_endpoint_in_a_connection_string_that_is_no_address():
-    text = "AccountName=n;AccountKey=never-shown;BlobEndpoint=127.0.0.1:1/n"
-    with pytest.raises(ValueError, match="write it as https://host:port") as caught:
-        open_objects("az://n/data.tx", {"connection_string": text})
     assert "never-shown" not in str(caught.value)
 
 
@@ -303,10 +285,6 @@ def test_a_single_writer(odd):
     assert store.get("d/o") == b"2"
     store.delete(["d/o", "d/none"])
     assert not store.exists("d/o")
-
-
-def test_single_writer_changes_nothing_where_creation_is_exclusive():
-    assert open_objects("memory://x", single_writer=True).creation == "lock"
 
 
 def test_what_is_secret():

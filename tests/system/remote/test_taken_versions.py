@@ -24,7 +24,7 @@ from tests.tools.workers import QUICK, Worker, ended
 from txstore.format import names
 from txstore.history import branches_in_objects, object_head_caches
 from txstore.history.branches_in_objects import CreationProof
-from txstore.maintenance import replacing, vacuum
+from txstore.maintenance import replacing
 from txstore.storage import remote
 from txstore.storage.objects import client
 from txstore.storage.objects.backend import Refusal
@@ -245,29 +245,6 @@ def test_older_versions_can_not_be_asked_for(place, trusting, monkeypatch):
     assert taken.id not in {each.id for each in place.open().log()}
 
 
-def test_without_versions_a_commit_does_not_follow_what_is_below(place, trusting):
-    first, second = place.open(), place.open()
-    commit(first, "begin")
-    late = staged(second, "made")
-    taken = commit(first, "lost")
-    follower = staged(first, "above")  # before the listing's times can tell that "lost" was replaced
-    place.ignore_conditions()
-    late.commit()
-    above = follower.commit().commit  # which follows what is there no more
-    object_head_caches.STAYS = 0.0
-    with pytest.raises(OSError, match=CAUSE):
-        commit(second, "refused")
-    with pytest.raises(OSError, match=STOPPED):
-        commit(first, "refused")
-    place.proxy.faults = Faults()
-    report = place.open().verify(repair=True)
-    assert lost_of(report) == {taken.id, above.id}
-    assert place.messages() == ["begin", "made"]
-    assert place.open().verify().faults == []
-    commit(place.open(), "after")
-    assert place.messages() == ["begin", "made", "after"]
-
-
 def let_time_pass(repo: txstore.Repository) -> None:
     """Let what the server was asked, and has answered, be longer ago than it is good for."""
     check = repo.engine.commits.storage.creation_check  # type: ignore[attr-defined]
@@ -360,38 +337,7 @@ def test_whoever_has_not_been_answered_asks_again_and_stops_all_others(place, tr
     assert place.open().head().id == taken.id
 
 
-def test_an_answer_of_before_the_switch_comes_late(place, trusting, monkeypatch):
-    """It comes between the version's creation and the question whether that was exclusive; it was another thread's."""
-    _first, _second, late, _ = rivals(place)
-    place.switch_versioning_on()
-    confirm = CreationProof.confirm
-
-    def after_another(proof: Any, stored: Any) -> None:
-        proof._storage.objects._connected()._told.note(are_told=False)
-        confirm(proof, stored)
-
-    monkeypatch.setattr(CreationProof, "confirm", after_another)
-    with pytest.raises(txstore.CommitUnknownError, match=CAUSE):
-        late.commit()
-
-
-def test_what_was_asked_long_ago_tells_nothing(place):
-    """Another commit has had the version, say, and the next one is made much later."""
-    repo = place.open()
-    commit(repo, "a")
-    storage = repo.engine.commits.storage
-    let_time_pass(repo)
-    place.proxy.log.clear()
-    storage.creation_check.renew()
-    wait_until(lambda: place.proofs() == 1)
-    place.ignore_conditions()
-    let_time_pass(repo)
-    with pytest.raises((OSError, txstore.CommitUnknownError), match=CAUSE):
-        commit(repo, "b")
-
-
-@pytest.mark.parametrize("when", ["before", "meanwhile"])
-def test_a_vacuum_deletes_nothing_that_a_repair_needs(place, trusting, monkeypatch, when):
+def test_a_vacuum_deletes_nothing_that_a_repair_needs(place, trusting):
     """Of a commit that was replaced, the pack, on another branch than the one that is vacuumed."""
     first, second = place.open(), place.open()
     commit(first, "begin")
@@ -400,27 +346,12 @@ def test_a_vacuum_deletes_nothing_that_a_repair_needs(place, trusting, monkeypat
     taken, late = first.begin("taken", branch="other"), second.begin("late", branch="other")
     late["late/c"], taken["big/c"] = b"late", content
     taken.commit()
-
-    def take() -> None:
-        place.switch_versioning_on()
-        with pytest.raises(txstore.CommitUnknownError, match=CAUSE):
-            late.commit()
-        place.create_exclusively()
-
-    if when == "before":
-        take()
-    else:
-        find = vacuum._Vacuum._doomed
-
-        def doomed(*arguments: Any) -> Any:
-            found = find(*arguments)
-            take()
-            return found
-
-        monkeypatch.setattr(vacuum._Vacuum, "_doomed", doomed)
+    place.switch_versioning_on()
+    with pytest.raises(txstore.CommitUnknownError, match=CAUSE):
+        late.commit()
+    place.create_exclusively()
     with pytest.raises(OSError, match=STOPPED):
         place.open().vacuum()
-    monkeypatch.undo()
     place.open().verify(repair=True)
     repo = place.open()
     assert bytes(repo.mapping(branch="other")["big/c"]) == content
@@ -452,21 +383,6 @@ def test_whoever_has_no_head_cache_sees_the_stop(place, trusting):
     third = place.open()
     with pytest.raises(OSError, match=STOPPED):
         commit(third, "refused")
-
-
-def test_a_commit_is_not_acknowledged_that_was_made_beside_a_stop(place, trusting, monkeypatch):
-    """Another thread has seen the stop since."""
-    repo = place.open()
-    commit(repo, "a")
-    create = repo.engine.commits.storage.late_answers.create
-
-    def beside(*arguments: Any) -> None:
-        create(*arguments)
-        repo.engine.commits.store._listings.stopped.add("main")
-
-    monkeypatch.setattr(repo.engine.commits.storage.late_answers, "create", beside)
-    with pytest.raises(txstore.CommitUnknownError, match=STOPPED):
-        commit(repo, "b")
 
 
 def test_a_committer_is_killed_before_it_stops_others(place, trusting):
