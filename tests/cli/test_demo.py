@@ -14,7 +14,6 @@ from zarr.storage import LocalStore, MemoryStore
 
 from txstore import Repository
 from txstore.cli import demo
-from txstore.cli.demo import summary
 
 pytestmark = pytest.mark.long
 
@@ -49,14 +48,6 @@ def test_what_cannot_be_drawn_is_said_before_anything_is_played(picture, error, 
     monkeypatch.setattr(demo, "play", None)
     with pytest.raises(error):
         demo.run(4.0, tmp_path, picture=tmp_path / picture, console=Console(file=io.StringIO()), keep=tmp_path)
-
-
-@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
-def test_the_picture_is_drawn_from_any_numbers(suffix, tmp_path):
-    pytest.importorskip("matplotlib")
-    results = [GOOD, replace(GOOD, store="LocalStore", torn=7, failed=1), replace(GOOD, whole=0, scene="overwrite")]
-    demo.draw(results, {"append": "Append", "overwrite": "Overwrite"}, "small", tmp_path / f"demo.{suffix}")
-    assert (tmp_path / f"demo.{suffix}").stat().st_size > 1000
 
 
 # -- the judge ---------------------------------------------------------------------------------------------------------
@@ -131,19 +122,7 @@ def test_what_must_not_be_is_said(bad, problem):
     assert bad.problems() == [problem]
 
 
-def test_a_summary_shows_brackets_as_they_are():
-    text = summary(replace(GOOD, torn=1, first_torn="[red]"))
-    console = Console(file=io.StringIO())
-    console.print(text)
-    assert "the first torn: [red]" in console.file.getvalue()
-
-
 # -- the whole ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_process_that_breaks_down_is_reported(tmp_path):
-    result = demo.play(demo.AppendScene({"time": np.array([])}), demo.ScenePlace("LocalStore", tmp_path / "plain"), 0.1)
-    assert result.error.startswith("IndexError: ")
 
 
 class Unreadable(demo.ScenePlace):

@@ -174,9 +174,7 @@ def test_2_where_there_is_no_repository(name: str, tmp_path: Path, monkeypatch: 
 
 
 @pytest.mark.parametrize("name", sorted(set(COMMANDS) - {"demo", "protect"}))
-def test_1_where_there_is_damage_and_2_where_it_is_newer(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_1_where_there_is_damage_and_2_where_it_is_newer(name, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     zarr.create_array("old.zarr", shape=(1,), dtype="i4")
     with txstore.Repository("data.tx").transaction("first") as store:

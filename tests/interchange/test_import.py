@@ -142,9 +142,7 @@ def test_sources_that_are_refused(repo: txstore.Repository, tmp_path: Path, plai
     assert not repo.exists
 
 
-def test_a_directory_that_can_not_be_listed(
-    repo: txstore.Repository, plain: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_that_can_not_be_listed(repo, plain, monkeypatch):
     """fsspec takes it for empty: its chunks would be missing, and be read as fill values."""
     ls = LocalFileSystem.ls
 
@@ -185,9 +183,7 @@ def test_a_link_to_somewhere_else(repo: txstore.Repository, tmp_path: Path, plai
 
 
 @pytest.mark.parametrize("is_joined", [False, True])
-def test_a_file_that_is_exchanged_for_a_link_meanwhile(
-    repo: txstore.Repository, tmp_path: Path, plain: Path, is_joined: bool
-) -> None:
+def test_a_file_that_is_exchanged_for_a_link_meanwhile(repo, tmp_path, plain, is_joined):
     """All was checked when the import began; when it ends, all is as it was."""
     private = zarr.create_array(tmp_path / "private.zarr", data=np.arange(10) + 4711, zarr_format=2)
     chunk, kept = next((plain / "x").rglob("9")), tmp_path / "kept"
@@ -241,18 +237,14 @@ def test_a_source_that_changes_meanwhile(repo: txstore.Repository, plain: Path) 
     assert not repo.exists or repo.head() is None
 
 
-def test_a_file_that_grows_while_it_is_read(
-    repo: txstore.Repository, plain: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_grows_while_it_is_read(repo, plain, monkeypatch):
     read = Place.read
     monkeypatch.setattr(Place, "read", lambda self, key: read(self, key) + b"1")
     with pytest.raises(txstore.SourceError, match="changed while it was read"):
         repo.import_from(plain)
 
 
-def test_what_comes_back_as_something_else(
-    repo: txstore.Repository, plain: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_comes_back_as_something_else(repo, plain, monkeypatch):
     from txstore.store import TxStore
 
     monkeypatch.setattr(TxStore, "__getitem__", lambda self, key: b"else")
@@ -272,9 +264,7 @@ txstore.Repository(sys.argv[1]).import_from(sys.argv[2], name="big", progress=di
 
 
 @pytest.mark.long
-def test_after_a_death_it_goes_on_where_it_was(
-    repo: txstore.Repository, plain: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_death_it_goes_on_where_it_was(repo, plain, monkeypatch):
     if not (plain / "zarr.json").exists():
         pytest.skip("the same for both formats")
     for steps in (3, 5):  # it dies when one more is done; all documents are one step, which is done again each time

@@ -121,9 +121,7 @@ def test_a_name_that_a_page_has_escaped(repo: txstore.Repository, tmp_path: Path
         repo.import_from(f"{serve(Escaping)}/a.zarr")
 
 
-def test_an_answer_that_is_longer_than_memory(
-    repo: txstore.Repository, tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_an_answer_that_is_longer_than_memory(repo, tmp_path, serve, monkeypatch):
     class Compressing(Handler):
         def do_GET(self) -> None:
             if self.path.endswith("/c/0"):
@@ -166,9 +164,7 @@ def test_a_server_that_leads_to_another(repo: txstore.Repository, tmp_path: Path
     assert zarr.open_group(repo.snapshot(), mode="r")["x"][:12].tolist() == [0] * 10 + [10, 11]
 
 
-async def test_a_name_that_gets_another_address_after_it_was_looked_at(
-    serve: Serve, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_name_that_gets_another_address_after_it_was_looked_at(serve, tmp_path, monkeypatch):
     (tmp_path / "secret").write_bytes(b"of-mine")
     port = serve().rpartition(":")[2]
     addresses, found = iter(["8.8.8.8"]), socket.getaddrinfo
@@ -211,9 +207,7 @@ async def test_where_a_server_may_lead(there: str, is_followed: bool) -> None:
 
 
 @pytest.mark.parametrize("kind", ["document", "chunk", "file"])
-def test_a_file_of_an_archive_that_is_longer_than_memory(
-    repo: txstore.Repository, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_of_an_archive_that_is_longer_than_memory(repo, tmp_path, kind, monkeypatch):
     _write(tmp_path / "a.zarr")
     with zipfile.ZipFile(tmp_path / "a.zip", "w", zipfile.ZIP_DEFLATED) as packed:
         for file in (each for each in (tmp_path / "a.zarr").rglob("*") if each.is_file()):
@@ -230,9 +224,7 @@ def test_a_file_of_an_archive_that_is_longer_than_memory(
 
 
 @pytest.mark.parametrize("kind", ["archive", "manifest"])
-def test_documents_that_are_longer_than_memory_together(
-    repo: txstore.Repository, tmp_path: Path, kind: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_documents_that_are_longer_than_memory_together(repo, tmp_path, kind, monkeypatch):
     """Many may lie in few bytes: in an archive they are packed, and a manifest may name one range for all."""
     group = b'{"zarr_format": 3, "node_type": "group"}' + b" " * 20_000
     monkeypatch.setattr(bounded_codecs, "MOST_IN_MEMORY", 50_000)
@@ -250,9 +242,7 @@ def test_documents_that_are_longer_than_memory_together(
 
 
 @pytest.mark.parametrize("method", [zipfile.ZIP_DEFLATED, zipfile.ZIP_BZIP2, zipfile.ZIP_LZMA])
-def test_a_file_of_an_archive_that_is_longer_than_it_says(
-    repo: txstore.Repository, tmp_path: Path, method: int
-) -> None:
+def test_a_file_of_an_archive_that_is_longer_than_it_says(repo, tmp_path, method):
     """A few kilobytes can be unpacked to as many gigabytes as there is memory."""
     _write(tmp_path / "a.zarr")
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as packed:
@@ -282,9 +272,7 @@ def test_a_file_of_an_archive_that_is_longer_than_it_says(
         ("libarchive", {"mode": "w", "name": "a.tar"}),
     ],
 )
-def test_an_archive_that_says_without_bound_how_long_its_parts_are(
-    repo: txstore.Repository, tmp_path: Path, chain: str, pack: dict[str, Any]
-) -> None:
+def test_an_archive_that_says_without_bound_how_long_its_parts_are(repo, tmp_path, chain, pack):
     """Where one layer unpacks another one, a head of a few bytes may claim any length."""
     _write(tmp_path / "a.zarr")
     with tarfile.open(tmp_path / pack["name"], pack["mode"]) as packed:
@@ -303,9 +291,7 @@ def test_an_archive_is_no_repository(tmp_path: Path, chain: str) -> None:
             opened(f"{chain}::{tmp_path}/a.zip")
 
 
-def test_a_link_of_another_user_among_the_matches(
-    repo: txstore.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_link_of_another_user_among_the_matches(repo, tmp_path, monkeypatch):
     h5py = pytest.importorskip("h5py")
     (tmp_path / "inbox").mkdir()
     for name in ("inbox/a.h5", "secret.h5"):

@@ -49,9 +49,7 @@ def append(repo: txstore.Repository, length: int = 5) -> None:
 
 @pytest.mark.parametrize("freezes", [0, 1, 2])
 @pytest.mark.parametrize("branch", ["main", "dev"])
-def test_what_was_erased_without_a_commit_on_the_branch(
-    repo: txstore.Repository, copy: Path, branch: str, freezes: int
-) -> None:
+def test_what_was_erased_without_a_commit_on_the_branch(repo, copy, branch, freezes):
     """Rows whose label is another one now: the key is as old as before, and its value is another one."""
     values = [2**60 + 1, 2**60 + 2, 2**60 + 3, 2**60 + 4]
     with repo.transaction() as store:

@@ -88,9 +88,7 @@ def check_filled(found: Found) -> None:
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
 @pytest.mark.parametrize("kind", ["json", "parquet"])
-def test_every_codec_and_data_type(
-    repo: txstore.Repository, tmp_path: Path, read: Callable[..., Found], zarr_format: int, kind: str
-) -> None:
+def test_every_codec_and_data_type(repo, tmp_path, read, zarr_format, kind):
     everything = cases(zarr_format)
     if kind == "parquet":
         without = {name for name in everything if "shard" in name or name == "scale_offset"}
@@ -113,9 +111,7 @@ def test_every_codec_and_data_type(
 
 
 @pytest.mark.parametrize("kind", ["json", "parquet"])
-def test_they_hold_for_as_long_as_the_tag_does(
-    repo: txstore.Repository, tmp_path: Path, read: Callable[..., Found], kind: str
-) -> None:
+def test_they_hold_for_as_long_as_the_tag_does(repo, tmp_path, read, kind):
     fill(repo)
     out = tmp_path / f"x.{kind}"
     repo.references(out, tag="v1")
@@ -152,9 +148,7 @@ def test_values_that_optimize_has_moved(repo: txstore.Repository, tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", ["json", "parquet"])
-def test_what_is_not_there_is_filled(
-    repo: txstore.Repository, tmp_path: Path, read: Callable[..., Found], kind: str
-) -> None:
+def test_what_is_not_there_is_filled(repo, tmp_path, read, kind):
     huge = 10**13
     v2, dotted = {"name": "v2", "separator": "."}, {"name": "default", "separator": "."}
     with repo.transaction() as store:
@@ -316,9 +310,7 @@ def test_xarray_takes_for_missing_what_was_missing(repo: txstore.Repository, tmp
         xarray.testing.assert_identical(found, data)
 
 
-def test_parquet_of_many_chunks(
-    repo: txstore.Repository, tmp_path: Path, read: Callable[..., Found], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parquet_of_many_chunks(repo, tmp_path, read, monkeypatch):
     monkeypatch.setattr(reference_parquet, "RECORD", 100)
     data = np.arange(9 * 121).reshape(9, 121)
     with repo.transaction() as store:
@@ -375,9 +367,7 @@ def test_places_that_are_refused(repo: txstore.Repository, tmp_path: Path) -> No
         ),
     ],
 )
-def test_what_parquet_cannot_say(
-    repo: txstore.Repository, tmp_path: Path, arguments: dict[str, Any], words: str
-) -> None:
+def test_what_parquet_cannot_say(repo, tmp_path, arguments, words):
     with repo.transaction() as store:
         arguments = {"shape": (4, 4), "chunks": (2, 2), "dtype": "i4", **arguments}
         zarr.open_group(store).create_array("g/x", **arguments)
@@ -399,9 +389,7 @@ def test_what_parquet_cannot_say(
         ("x/.zarray", {"shape": [2**53 + 1, 2], "chunks": [2, 1]}, "beyond"),
     ],
 )
-def test_documents_that_parquet_cannot_say(
-    repo: txstore.Repository, tmp_path: Path, key: str, document: Any, words: str
-) -> None:
+def test_documents_that_parquet_cannot_say(repo, tmp_path, key, document, words):
     with repo.begin() as transaction:
         transaction[key] = json.dumps(document).encode()
     with pytest.raises(txstore.ExportError, match=words):
@@ -409,9 +397,7 @@ def test_documents_that_parquet_cannot_say(
 
 
 @pytest.mark.parametrize("kind", ["json", "parquet"])
-def test_there_whole_or_not_at_all(
-    repo: txstore.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_there_whole_or_not_at_all(repo, tmp_path, monkeypatch, kind):
     fill(repo)
     out = tmp_path / f"x.{kind}"
     if kind == "json":
@@ -455,9 +441,7 @@ def test_s3(
     check_filled(read(out, FILLED.keys(), {**elsewhere, "target_options": options}))
 
 
-def test_parquet_elsewhere_is_opened_by_what_comes_last(
-    repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parquet_elsewhere_is_opened_by_what_comes_last(repo, monkeypatch):
     fill(repo)
     order: list[str] = []
     pipe_file = MemoryFileSystem.pipe_file

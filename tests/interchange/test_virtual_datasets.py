@@ -319,9 +319,7 @@ def test_references_that_do_not_fit(repo: txstore.Repository, nc: Path) -> None:
         assert store.staged_count == 0
 
 
-def test_no_codec_that_may_not_run_decodes_what_is_appended_to(
-    open_repo: OpenRepo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_codec_that_may_not_run_decodes_what_is_appended_to(open_repo, tmp_path, monkeypatch):
     """xarray decodes the first and the last time of an array to encode others in its units."""
     file = tmp_path / "bytes"
     file.write_bytes(bytes(8))

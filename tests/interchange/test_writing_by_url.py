@@ -54,13 +54,6 @@ def test_what_is_written_by_the_url_of_a_transaction_is_in_it(filled: txstore.Re
     assert filled.snapshot()["notes.txt"] == b"by fsspec"
 
 
-def test_an_exception_drops_what_was_written_by_the_url(filled: txstore.Repository) -> None:
-    with pytest.raises(ZeroDivisionError), filled.transaction("by tools") as store:
-        DATASET.to_zarr(store.share(), group="below", consolidated=False)
-        _ = 1 / 0
-    assert messages(filled) == ["first"]
-
-
 def test_another_process_writes_by_the_url(repo: txstore.Repository, run_installed: Callable[..., str]) -> None:
     code = """
 import sys, numpy as np, xarray as xr, zarr

@@ -202,9 +202,7 @@ LABELS = [
 @pytest.mark.parametrize("zarr_format", [2, 3])
 @pytest.mark.parametrize("labels", LABELS, ids=lambda labels: labels.dtype.str)
 @pytest.mark.filterwarnings("ignore")
-def test_an_append_that_gives_old_values_other_labels_is_refused(
-    repo: txstore.Repository, labels: npt.NDArray[Any], zarr_format: int
-) -> None:
+def test_an_append_that_gives_old_values_other_labels_is_refused(repo, labels, zarr_format):
     def rows(first: int, labels: npt.NDArray[Any]) -> xr.Dataset:
         values = ("time", "level"), np.ones((2, 3))
         return xr.Dataset({"a": values}, {"time": np.arange(first, first + 2), "level": labels})

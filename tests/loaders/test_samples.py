@@ -33,6 +33,22 @@ def test_what_does_not_fit_is_said_at_construction_all_of_it(repo):
         assert part in str(caught.value)
 
 
+def test_arrays_without_a_dimension_have_no_samples(repo):
+    with repo.transaction() as store:
+        zarr.create_array(store, name="scalar", data=np.array(3.0))
+    with pytest.raises(txstore.SchemaError, match="no dimension"):
+        Samples(repo, "scalar")
+
+
+def test_a_group_is_no_array_and_nothing_is_not_enough(repo):
+    with repo.transaction() as store:
+        zarr.create_group(store, path="g")
+    with pytest.raises(txstore.SchemaError, match="no array at 'g'"):
+        Samples(repo, ["g"])
+    with pytest.raises(ValueError, match="at least one array"):
+        Samples(repo, [])
+
+
 @pytest.mark.parametrize(
     ("shape", "chunks", "reason"),
     [
@@ -74,6 +90,16 @@ def test_the_commit_is_found_once_and_handed_on(repo):
         assert one.commit.id == first.id
         assert sorted(numbers_of(SampleStream(one))) == list(range(24))
     assert len(Samples(repo, ["x"])) == 16
+
+
+def test_a_commit_that_a_vacuum_gave_up_is_an_error_and_no_missing_chunk(repo):
+    write(repo, 24)
+    pickled = pickle.dumps(Samples(repo, ["x", "y"]))
+    for generation in range(3):
+        write(repo, 24, generation=generation)
+    repo.vacuum(keep=1)
+    with pytest.raises(txstore.SnapshotExpiredError):
+        next(iter(SampleStream(pickle.loads(pickled))))
 
 
 def test_blocks_end_where_chunks_of_all_arrays_do(repo):

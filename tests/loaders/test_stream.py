@@ -74,6 +74,10 @@ def test_neighbours_are_parted(samples):
     assert len(set(mixed[:8].tolist())) > 1
 
 
+def test_without_shuffling_they_come_as_they_are_stored(samples):
+    assert numbers_of(SampleStream(samples, shuffle=False, window=WINDOW, batch_size=9)) == list(range(COUNT))
+
+
 def test_each_chunk_is_read_once_an_epoch(samples, monkeypatch):
     store = samples.arrays["x"].store
     read = []
@@ -173,6 +177,16 @@ def test_a_state_that_does_not_fit_is_refused(samples, repo):
         other.load_state_dict(state)
         with pytest.raises(ValueError, match=f"shard {index} of {count}.*as many ranks"):
             iter(other)
+
+
+@pytest.mark.parametrize(
+    "wrong", [{"batch_size": 0}, {"window": 0}, {"seed": -1}, {"num_shards": 2, "shard_index": 2}, {"num_shards": 0}]
+)
+def test_what_makes_no_sense_is_refused(samples, wrong):
+    with pytest.raises(ValueError):
+        SampleStream(samples, **wrong)
+    with pytest.raises(ValueError):
+        SampleStream(samples).set_epoch(-1)
 
 
 def test_what_reading_raises_reaches_the_loop_and_leaves_no_thread(samples, repo):

@@ -57,9 +57,7 @@ async def test_a_signal_ends_it_also_while_pages_listen(repo: txstore.Repository
 
 
 @pytest.mark.long
-async def test_readers_that_do_not_read_do_not_hold_a_server_that_ends(
-    served: Server, repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_readers_that_do_not_read_do_not_hold_a_server_that_ends(served, repo, monkeypatch, caplog):
     big(repo, 16 << 20)
     stalled = await Connection.open(served.port)
     await stalled.ask("/at/main/big")
@@ -183,9 +181,7 @@ async def test_readers_that_do_not_read(repo: txstore.Repository) -> None:
 
 
 @pytest.mark.parametrize("sent", [b"", b"GET /at/main/zarr.json HTTP/1.1\r\nHost: local", b"\r\n"])
-async def test_connections_without_a_request_are_given_up(
-    served: Server, monkeypatch: pytest.MonkeyPatch, sent: bytes
-) -> None:
+async def test_connections_without_a_request_are_given_up(served, monkeypatch, sent):
     """As many as somebody likes, which send nothing, or a byte now and then; the others go on."""
     other = await Connection.open(served.port)
     assert (await other.get("/at/main/zarr.json"))[0] == 200
@@ -256,9 +252,7 @@ async def test_a_document_that_takes_all_memory(repo: txstore.Repository) -> Non
         await connection.close()
 
 
-async def test_nobody_waits_for_an_answer_that_nobody_waits_for(
-    repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_nobody_waits_for_an_answer_that_nobody_waits_for(repo, monkeypatch):
     """Such as a walk through all keys for locks, when the page was closed: a server that stops would wait for it."""
     app, may_go_on, has_begun = application(repo), threading.Event(), threading.Event()
 
@@ -286,9 +280,7 @@ async def test_nobody_waits_for_an_answer_that_nobody_waits_for(
         may_go_on.set()
 
 
-async def test_a_walk_through_the_history_holds_up_nobody(
-    served: Server, repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
+async def test_a_walk_through_the_history_holds_up_nobody(served, repo, monkeypatch):
     """Such as for the first digits of an id, which each commit may have."""
     may_go_on, has_begun = threading.Event(), threading.Event()
     chain = repo.engine.commits.chain

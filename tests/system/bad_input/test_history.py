@@ -229,20 +229,3 @@ def test_moves_to_nowhere(repo, method, source, destination, match):
 
 
 # --- branches in use
-def test_a_branch_that_somebody_uses_is_deleted(history):
-    """A reader reads on; a transaction is told when it commits; one with a name keeps its branch."""
-    history.branches["dev"] = history.head()
-    with history.transaction(branch="dev") as store:
-        store["b"] = b"of dev"
-    reader, writer = history.mapping(branch="dev"), history.begin(branch="dev")
-    writer["c"] = b"staged"
-    del history.branches["dev"]
-    history.vacuum()
-    assert reader["b"] == b"of dev"
-    with pytest.raises(txstore.CommitNotFoundError, match="deleted meanwhile"):
-        writer.commit()
-    assert writer["c"] == b"staged"
-    writer.rollback()
-    with pytest.raises(txstore.CommitNotFoundError, match="there is no such branch"):
-        history.mapping(branch="dev")
-    assert list(history.branches) == ["main"]

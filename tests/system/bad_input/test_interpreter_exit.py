@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 import txstore
-from tests.tools.disk import in_child, run_python, said, tree
+from tests.tools.disk import run_python, tree
 
 pytestmark = pytest.mark.long
 
@@ -54,37 +54,6 @@ def test_no_warning_at_exit_after_the_end(filled, end):
 
 # --- fork
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-
-
-def outcome(use) -> str:
-    try:
-        return repr(use())
-    except Exception as error:  # noqa: BLE001 - whatever it is
-        return said(error)
-
-
-def stage_in_a_block(writer) -> None:
-    with writer:  # leaving it says that the work is done: these children end by os._exit, as if killed
-        writer["c"] = b"2"
-        del writer["a"]
-
-
-@forks
-def test_a_child_stages_into_an_inherited_transaction_and_does_not_end_it(filled):
-    tx, session = filled.begin(), txstore.TxStore(filled)
-    for writer in (tx, session):
-        writer["b"] = b"1"
-        assert in_child(lambda w=writer: outcome(lambda: stage_in_a_block(w))) == "None"
-        assert in_child(lambda w=writer: outcome(lambda: w["c"])) == "b'2'"
-        for end in (writer.commit, writer.rollback):
-            answer = in_child(lambda end=end: outcome(end))
-            assert answer.startswith("TransactionStateError: this transaction is ")
-            assert "by the process that began it" in answer
-        assert "a" not in writer
-    assert tx.changes()["set"] == session.changes()["set"] == ["b", "c"]
-    tx.commit()
-    session.rollback()
-    assert filled.snapshot()["c"] == b"2"
 
 
 @forks

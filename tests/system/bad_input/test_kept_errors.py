@@ -163,9 +163,7 @@ def a_merge(old: Repository) -> None:
 
 @pytest.mark.parametrize("vacuum", [vacuum_here, vacuum_there])
 @pytest.mark.parametrize("fail", [a_write, an_interrupt, a_part, a_commit, a_conflict, a_lock, an_optimize, a_merge])
-def test_what_failed_holds_nothing(
-    old: Repository, fail: Callable[[Repository], None], vacuum: Callable[[Repository], int]
-) -> None:
+def test_what_failed_holds_nothing(old, fail, vacuum):
     fail(old)
     overwrite(old)
     assert vacuum(old) >= len(VALUE)

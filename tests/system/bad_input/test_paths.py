@@ -64,18 +64,6 @@ def test_a_directory_that_holds_something_else(tmp_path):
             read()
 
 
-def test_what_a_killed_creator_left_becomes_a_repository(tmp_path):
-    whole = txstore.Repository(tmp_path / "whole.tx")
-    set_keys(whole, {"a": b"1"})
-    path = tmp_path / "data.tx"
-    (path / ".staging").mkdir(parents=True)
-    (path / "zarr.json").write_bytes((tmp_path / "whole.tx" / "zarr.json").read_bytes())
-    repo = txstore.Repository(path)
-    assert not repo.exists
-    set_keys(repo, {"a": b"2"})
-    assert repo.verify().faults == []
-
-
 def test_nothing_there_is_an_error_to_who_reads(tmp_path):
     path = tmp_path / "no" / "data.tx"
     repo = txstore.Repository(path)

@@ -46,18 +46,6 @@ def test_what_is_read_again_has_another_name_if_it_was_overwritten(repo):
     store.rollback()
 
 
-def test_workers_that_live_on_delay_no_commit_of_a_named_transaction(client, repo):
-    """Right after the work: they are idle, and may be inside of a task of somebody else's."""
-    create(repo, 64, 4)
-    store = repo.transaction(name="job")
-    dask.array.to_zarr(dask.array.arange(64, chunks=8), zarr.open_array(store, path="x"))
-    futures = client.map(fill_two_chunks, [store] * 4, range(4), [Path()] * 4, [False] * 4)
-    client.gather(futures)
-    del futures
-    store.commit("the job")
-    assert committed(repo) == [*np.repeat(range(4), 8), *range(32, 64)]
-
-
 def test_a_data_set_its_regions_and_what_is_appended(client, repo):
     with repo.transaction() as store:
         numbers(0, 32, 4).to_zarr(store, mode="w")
@@ -88,19 +76,6 @@ def test_tiles_that_know_nothing_of_chunks(client, repo, where):
         x = zarr.open_array(store, path="x")
         dask.array.store(dask.array.from_array(values, chunks=(5, 9)), x, lock=False)
     assert np.array_equal(zarr.open_array(repo.snapshot(), path="x", mode="r")[:], values)
-
-
-@anywhere
-def test_regions_that_know_nothing_of_chunks(client, repo, where):
-    with repo.transaction() as store:
-        numbers(0, 64, 16).to_zarr(store, mode="w")
-    with dask.config.set(where), repo.transaction() as store:
-        for start in (3, 30):
-            region = (numbers(start, start + 27, 5) * 10).drop_vars("time")
-            region.to_zarr(store, region={"time": slice(start, start + 27)}, safe_chunks=False)
-    expected = np.arange(64)
-    expected[3:57] *= 10
-    assert committed(repo) == expected.tolist()
 
 
 def fill_two_chunks(store: TxStore, number: int, flags: Path, fails: bool) -> None:

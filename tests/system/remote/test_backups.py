@@ -3,7 +3,6 @@
 import itertools
 import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -92,11 +91,3 @@ def test_the_command(place, tmp_path):
     assert said.exit_code == 0, said.output
     assert "is new" in said.output
     assert opened(there).verify().faults == []
-
-
-def test_options_mean_nothing_for_a_directory(tmp_path: Path) -> None:
-    repo = txstore.Repository(tmp_path / "data.tx")
-    with repo.transaction("first") as store:
-        zarr.create_array(store, name="x", data=np.arange(20), chunks=(10,))
-    with pytest.raises(ValueError, match="key: means nothing for the local path"):
-        repo.backup(tmp_path / "copy.tx", storage_options={"key": "k"})

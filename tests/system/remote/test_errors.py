@@ -291,13 +291,6 @@ def test_nobody_answers(engine, silent, quick, monkeypatch):
         assert isinstance(error_of(call), TimeoutError)
 
 
-def test_no_secret_is_shown(server):
-    store = open_objects(server.url(), server.storage_options)
-    for shown in (repr(store), str(store), store.url, store.creation, repr(getattr(store, "_target", ""))):
-        for secret in SECRETS:
-            assert secret not in shown
-
-
 def test_an_error_keeps_nothing_of_its_callers(server):
     """No frames, in which values and pins are: they would stay until the next garbage collection."""
     store = open_objects(server.url(), server.storage_options)

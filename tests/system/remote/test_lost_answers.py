@@ -299,32 +299,6 @@ def test_a_server_that_does_not_answer_is_told_of(open_repo, proxy, monkeypatch)
     assert messages(open_repo()) == ["first", "second"]
 
 
-def test_a_server_that_is_gone_in_the_middle_of_a_commit_and_comes_back(open_repo, proxy):
-    repo = open_repo()
-    everything = frozenset({"PUT", "GET", "DELETE", "POST", "HEAD"})
-    for message, only in (("second", VERSION), ("third", "/packs/")):
-        transaction = repo.begin(message)
-        transaction["a"] = message.encode() + bytes(3 << 20)
-        gone = threading.Event()
-
-        def come_back(only: str = only, gone: threading.Event = gone) -> None:
-            wait_until(lambda: any(only in each.path for each in list(proxy.log)))
-            proxy.faults = Faults(reset=1.0, methods=everything)
-            gone.set()
-            time.sleep(0.7)
-            proxy.faults = Faults()
-
-        proxy.log.clear()
-        proxy.faults = Faults(within=only, lost=1.0, methods=everything)
-        other = threading.Thread(target=come_back)
-        other.start()
-        transaction.commit()
-        other.join()
-        assert gone.is_set()
-    assert messages(open_repo()) == ["first", "second", "third"]
-    assert open_repo().mapping()["a"] == b"third" + bytes(3 << 20)
-
-
 EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired. hidden-token</Message></Error>"
 
 
