@@ -14,7 +14,6 @@ import txstore
 from tests.tools.faults import always
 from tests.tools.interrupts import Interrupts, needs_monitoring
 from tests.tools.lock_clients import descriptors_of
-from tests.tools.waiting import wait_until
 from txstore.history.opening import open_storage
 from txstore.storage.local import LocalStorage
 
@@ -319,106 +318,6 @@ def test_the_lock_leaves_no_descriptor(storage):
     assert descriptors_of(storage.url) == before
 
 
-LINUX = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody is told that it is the next")
-
-
-class Turns:
-    """Threads that take turns, each until it is told to go on. What they do is written down."""
-
-    def __init__(self, storage):
-        self.storage = storage
-        self.done = []
-        self.changed = threading.Condition()
-        self.threads = {}
-        self.may_leave = {}
-
-    def note(self, what):
-        with self.changed:
-            self.done.append(what)
-            self.changed.notify_all()
-
-    def start(self, name, prepare=None):
-        leave = self.may_leave[name] = threading.Event()
-
-        def take_turn():
-            prepares = prepare or (lambda: self.note(f"{name} prepares"))
-            with contextlib.suppress(RuntimeError), self.storage.lock("locks/commit", prepares):
-                self.note(f"{name} enters")
-                leave.wait(60)
-                self.note(f"{name} leaves")
-
-        self.threads[name] = threading.Thread(target=take_turn)
-        self.threads[name].start()
-
-    def wait_for(self, *done):
-        """Wait until this was done, in whatever order, and see that nothing else was."""
-        with self.changed:
-            assert self.changed.wait_for(lambda: len(self.done) >= len(done), 30), self.done
-            assert set(self.done) == set(done)
-
-    def queued(self, bytes_wanted):
-        """Wait until this many locks are asked for in vain: the kernel lists them."""
-        inode = os.stat(os.path.join(self.storage.url, "locks/commit")).st_ino
-
-        def wanted():
-            lines = Path("/proc/locks").read_text().splitlines()
-            return sum("->" in line and f":{inode} " in line for line in lines)
-
-        wait_until(lambda: wanted() == bytes_wanted)
-
-    def end(self):
-        for leave in self.may_leave.values():
-            leave.set()
-        for thread in self.threads.values():
-            thread.join(60)
-
-
-@pytest.fixture
-def turns(storage):
-    turns = Turns(storage)
-    yield turns
-    turns.end()
-
-
-@LINUX
-def test_who_queued_prepares_when_it_is_the_next(turns):
-    turns.start("a")
-    turns.wait_for("a enters")  # nobody was there: nothing to prepare
-    turns.start("b")
-    turns.queued(1)
-    turns.start("c")
-    turns.queued(2)
-    turns.may_leave["a"].set()
-    turns.wait_for("a enters", "a leaves", "b enters", "c prepares")  # while b has its turn
-    turns.may_leave["b"].set()
-    turns.may_leave["c"].set()
-    turns.end()
-    assert turns.done.index("a leaves") < turns.done.index("c prepares")
-    assert turns.done[4:] == ["b leaves", "c enters", "c leaves"]
-
-
-@LINUX
-def test_who_fails_to_prepare_lets_others_pass(turns):
-    def fail():
-        turns.note("c fails")
-        raise RuntimeError
-
-    turns.start("a")
-    turns.wait_for("a enters")
-    turns.start("b")
-    turns.queued(1)
-    turns.start("c", fail)
-    turns.queued(2)
-    turns.start("d")
-    turns.queued(3)
-    turns.may_leave["a"].set()
-    turns.wait_for("a enters", "a leaves", "b enters", "c fails", "d prepares")
-    turns.may_leave["b"].set()
-    turns.may_leave["d"].set()
-    turns.end()
-    assert turns.done[5:] == ["b leaves", "d enters", "d leaves"]
-
-
-@LINUX
+@pytest.mark.skipif(sys.platform != "linux", reason="nobody else counts boots")
 def test_a_boot_has_one_number(storage):
     assert storage.boot() == LocalStorage("/").boot() != 0

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import txstore
-from tests.system.processes.ranks import KEYS, NAME, ranks, stage, value_of
+from tests.system.processes.ranks import KEYS, NAME, ranks, value_of
 from tests.system.remote import lease_times
 from tests.system.remote.repositories import again, assert_tidy, opened
 from tests.system.remote.servers import Server
@@ -18,7 +18,6 @@ from tests.tools.workers import QUICK, TIMEOUT, Worker, ended
 from txstore.format import names
 from txstore.storage import leases
 from txstore.storage.remote import RemoteStorage
-from txstore.transactions.participants.shared import SharedTransaction
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("short_leases")]
 
@@ -97,25 +96,6 @@ def test_several_begin_at_once(repo):
     for i in range(rounds):
         existing(again(repo), f"round-{i}").commit()
     assert content(repo) == sorted(f"{i}/{number}" for i in range(rounds) for number in range(count))
-    assert_tidy(repo)
-
-
-def test_it_ends_and_the_next_begins_while_its_name_is_looked_for(repo, monkeypatch):
-    """Who then finds that it has ended would delete the name of the next one, in which others have staged by now."""
-    stage(repo, "a")
-    find = SharedTransaction.find
-
-    def overtaken(*arguments):
-        monkeypatch.setattr(SharedTransaction, "find", find)
-        existing(again(repo), NAME).commit()
-        stage(again(repo), "b")
-        return find(*arguments)
-
-    monkeypatch.setattr(SharedTransaction, "find", overtaken)
-    with again(repo).transaction(name=NAME) as store:
-        assert store.mapping["b"] == value_of("b")
-    existing(again(repo), NAME).commit()
-    assert content(repo) == ["a", "b"]
     assert_tidy(repo)
 
 
