@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,7 @@ from fsspec.implementations.local import LocalFileSystem
 
 import txstore
 from tests.interchange.test_export import files
-from tests.system.remote import servers
+from tests.system.remote.conftest import server_of  # noqa: F401 - a fixture
 from tests.tools.command_line import assert_refused, run, run_json
 from tests.tools.disk import run_python
 from txstore.format.consolidated import plain_document
@@ -320,17 +319,9 @@ def test_the_order_of_a_pattern(tmp_path: Path) -> None:
     assert [Path(place.root).name for place in places([tmp_path / "w-*"], None)] == ["w-1", "w-9", "w-10"]
 
 
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
-    try:
-        with servers.SERVERS["s3"](tmp_path_factory.getbasetemp() / "servers") as server:
-            yield server
-    except servers.Unavailable as reason:
-        pytest.skip(str(reason))
-
-
 @pytest.mark.long
-def test_from_s3_and_to_it(repo: txstore.Repository, s3: servers.Server, plain: Path) -> None:
+def test_from_s3_and_to_it(repo, server_of, plain):  # noqa: F811
+    s3 = server_of("s3")
     options: dict[str, Any] = s3.storage_options
     repo.import_from(plain)
     url = s3.url()

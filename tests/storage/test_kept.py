@@ -151,23 +151,6 @@ def test_what_threads_keep_at_once_is_found(path: Path) -> None:
         assert [directory.find(ID, offset) is not None for offset in offsets] == [True] * 3
 
 
-def test_threads_keep_and_find(cache: PackCache) -> None:
-    def work(seed: int) -> None:
-        source = Random(seed)
-        for _ in range(80):
-            offset, length = source.randrange(100_000), source.randrange(20_000)
-            if source.random() < 0.5:
-                cache.keep(source.choice([ID, OTHER]), offset, piece(offset, length))
-            else:
-                found = b"".join(cache.find_start(ID, offset, length))
-                assert found == piece(offset, len(found))
-            if source.random() < 0.02:
-                cache.forget(ID)
-
-    with ThreadPoolExecutor(6) as pool:
-        list(pool.map(work, range(6)))
-
-
 # --- in memory
 def test_what_was_not_used_for_longest_leaves_memory_first() -> None:
     memory = PieceMemory(1000)

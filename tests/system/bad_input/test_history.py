@@ -145,21 +145,6 @@ def test_a_commit_of_a_repository_that_does_not_exist(repo, at):
     assert not repo.exists
 
 
-def test_history_of_a_repository_that_does_not_exist(repo):
-    for ask in (
-        repo.erasures,
-        lambda: repo.branches,
-        lambda: repo.erase("x"),
-        lambda: repo.merge("dev"),
-        lambda: repo.blame("x"),
-        lambda: repo.log(path="x"),
-        lambda: repo.bisect(0, 1, lambda store: True),
-    ):
-        with pytest.raises(txstore.RepositoryNotFoundError, match="look at the path"):
-            ask()
-    assert not repo.exists
-
-
 def test_a_repository_that_was_taken_away_is_not_told_to_be_empty(history):
     """As when the disk that it lies on is not mounted any more: no tag, branch or array is missing, all of it is."""
     with history.transaction("an array") as store:

@@ -90,6 +90,12 @@ def test_nothing_there_is_an_error_to_who_reads(tmp_path):
         repo.verify,
         lambda: repo.id,
         lambda: repo.resolve("0" * 32),
+        repo.erasures,
+        lambda: repo.erase("x"),
+        lambda: repo.merge("dev"),
+        lambda: repo.blame("x"),
+        lambda: repo.log(path="x"),
+        lambda: repo.bisect(0, 1, lambda store: True),
     ):
         with pytest.raises(txstore.RepositoryNotFoundError, match="look at the path"):
             read()

@@ -3,8 +3,6 @@
 import functools
 import http.server
 import pickle
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -113,29 +111,6 @@ def test_a_url_without_its_first_part(url):
 def test_a_scheme_that_nobody_knows():
     with pytest.raises(ValueError, match="no file system is known for nonsense://"):
         open_objects("nonsense://x/y")
-
-
-@pytest.mark.parametrize(
-    ("url", "package", "extra"),
-    [
-        ("s3://b/a", "s3fs", "s3"),
-        ("gs://b/a", "gcsfs", "gcs"),
-        ("az://b/a", "adlfs", "azure"),
-        ("sftp://h/a", "paramiko", "sftp"),
-    ],
-)
-def test_a_package_that_is_missing(url, package, extra):
-    code = f"""if True:
-        import sys
-        sys.modules[{package!r}] = sys.modules["obstore"] = None
-        from txstore.storage.objects.interface import open_objects
-        try:
-            open_objects({url!r}, {{"txstore_engine": "fsspec"}})
-        except ImportError as error:
-            print(error)
-    """
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
-    assert f"pip install 'txstore[{extra}]'" in said
 
 
 def test_an_engine_that_is_no_engine(monkeypatch):

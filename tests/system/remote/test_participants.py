@@ -1,16 +1,13 @@
 """Several processes in one transaction on an object store: what they stage is stored, found, counted, and deleted."""
 
-import asyncio
 import multiprocessing
 import os
 import pickle
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 
-import fsspec.asyn
 import numpy as np
 import pytest
 import zarr
@@ -30,7 +27,6 @@ from tests.tools.members import (
     fill_chunk,
     fill_region,
     get,
-    join_in_this_process,
     members,
     put,
 )
@@ -135,19 +131,6 @@ def test_what_a_child_writes_after_the_end_is_refused(repo, store, end):
     store.rollback()
     repo.vacuum()  # deletes what came too late
     assert_tidy(repo)
-
-
-def test_rollback_deletes_what_was_uploaded(repo, store):
-    before = packs(repo)
-    store["large"] = bytes(2 << 20)
-    with crew(store, 2) as members_:
-        for number, member in enumerate(members_):
-            member.do(fill_chunk, number)
-            member.leave()
-        assert len(packs(repo) - before) > 2
-        store.rollback()
-        assert packs(repo) == before
-        assert_tidy(repo)
 
 
 # --- those who die
@@ -341,27 +324,4 @@ def test_who_could_not_renew_its_lease_for_long_stages_no_more(repo, store):
         store.commit()
     store.rollback()
     assert "before" not in repo.mapping()
-    assert_tidy(repo)
-
-
-@pytest.mark.parametrize("engine", ["fsspec", "obstore"])
-def test_what_is_dropped_on_an_event_loop_does_not_hold_it_up(server_of, engine):
-    """Such as fsspec's: the answer to a request could not come through it while it waits for one."""
-    repo = opened(with_engine(server_of("s3"), engine))
-    with repo.transaction() as store:
-        store["owner"] = b"1"
-        store.mapping.participation.share()
-        joined = [join_in_this_process(repo, store.mapping.shared_id)]
-        joined[0]["participant"] = b"1"
-
-        async def drop() -> None:
-            joined.clear()
-
-        asyncio.run_coroutine_threadsafe(drop(), fsspec.asyn.get_loop()).result(TIMEOUT)
-        for thread in threading.enumerate():
-            if thread.name == "txstore end":
-                thread.join(TIMEOUT)
-        assert store["participant"] == b"1"
-        assert store.mapping._staging.members.siblings._tails[1].is_sealed
-    assert dict(repo.mapping()) == {"owner": b"1", "participant": b"1"}
     assert_tidy(repo)

@@ -200,15 +200,3 @@ def test_a_single_writer_needs_no_conditions(server_of, drops_conditions, engine
     assert alone.verify().faults == []
     with pytest.raises(PermissionError, match="single_writer=True: open it with the same option"):
         commit(txstore.Repository(url, storage_options=options), "refused")
-
-
-def test_faults_are_those_of_the_seed():
-    def draws(seed: int) -> list[str]:
-        faults = Faults(seed=seed, lost=0.3, busy=0.2)
-        return [faults.draw("PUT") for _ in range(100)]
-
-    assert draws(1) == draws(1) != draws(2)
-    assert 20 < draws(1).count("lost") < 40
-    assert Faults(lost=1.0).draw("GET") == ""
-    limited = Faults(lost=1.0, first=2)
-    assert [limited.draw("PUT") for _ in range(4)] == ["lost", "lost", "", ""]
