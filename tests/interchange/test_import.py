@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import zarr
 from fsspec.implementations.local import LocalFileSystem
+from zarr.storage import MemoryStore
 
 import txstore
 from tests.interchange.test_export import files
@@ -119,6 +120,7 @@ def test_sources_that_are_refused(repo: txstore.Repository, tmp_path: Path, plai
         (tmp_path / "*.none", "nothing matches"),
         (tmp_path / "text", "neither Zarr nor NetCDF nor HDF5"),
         (tmp_path / "folder", "no Zarr hierarchy"),
+        (MemoryStore(), "MemoryStore: no Zarr hierarchy"),
         (other.url, "TxStore repository already"),
         (shutil.make_archive(str(tmp_path / "zipped"), "zip", plain), "zip::"),
         *[(f"{chain}{tmp_path}/manifest.json", "import_references") for chain in ("reference::", "dir::reference::")],
@@ -132,6 +134,8 @@ def test_sources_that_are_refused(repo: txstore.Repository, tmp_path: Path, plai
         txstore.Repository(plain / "deep" / "data.tx").import_from(plain)
     with pytest.raises(ValueError, match="concat"):
         repo.import_from([plain, plain])
+    with pytest.raises(ValueError, match="replace="):
+        repo.import_from([plain, plain], concat=0, replace=True)
     with pytest.raises(ValueError, match="at least one"):
         repo.import_from([])
     with pytest.raises(ValueError, match="format"):

@@ -42,6 +42,8 @@ async def test_commits_are_told_in_order_to_all(served: Server, repo: txstore.Re
         await each.ask("/api/events")
         status, headers = await each.head()
         assert (status, headers["content-type"]) == (200, "text/event-stream")
+        assert headers["x-content-type-options"] == "nosniff"
+        assert headers["content-security-policy"] == "default-src 'none'; sandbox"
         assert await next_of(each, "heads") == {"main": head.id}
     made = [commit(repo, value) for value in range(20)]
     for each in listening:

@@ -111,3 +111,12 @@ def test_a_feature_of_committers_keeps_out_these_only(path, where):
     found = "required feature 62, which whoever commits has to keep"
     refused(path, found, use=lambda: USES["write"](path))
     assert txstore.Repository(path).verify().ok
+
+
+def test_a_newer_footer(path):
+    file = path / "commits/main/0000000000"
+    content = bytearray(file.read_bytes())
+    content[-56] = 2  # the version
+    content[-4:] = encoding.crc32c(bytes(content[-64:-4])).to_bytes(4, "little")
+    file.write_bytes(content)
+    refused(path, "format version 2", use=lambda: USES["snapshot"](path))
