@@ -121,6 +121,16 @@ def test_a_conflict_changes_nothing_and_a_branch_takes_it(filled: txstore.Reposi
     assert made.branch == "mine"
 
 
+def test_what_was_deleted_here_and_changed_there_is_a_conflict(filled: txstore.Repository, tmp_path: Path) -> None:
+    out = tmp_path / "out.zarr"
+    filled.checkout(out)
+    del zarr.open_group(out)["a"]
+    with filled.transaction("others") as store:
+        zarr.open_array(store, path="a/x")[0] = 71
+    with pytest.raises(txstore.ConflictError):
+        filled.commit_directory(out)
+
+
 def test_a_checkout_goes_to_other_commits_but_not_over_changes(filled: txstore.Repository, tmp_path: Path) -> None:
     out = tmp_path / "out.zarr"
     filled.checkout(out)
@@ -292,6 +302,18 @@ def test_bad_places(filled: txstore.Repository, tmp_path: Path, open_repo: Calla
     Path(checkout_state.path_of(str(out))).write_text("{")
     with pytest.raises(txstore.CheckoutError, match="can't be read"):
         filled.commit_directory(out)
+
+
+def test_a_commit_that_the_branch_does_not_have(filled: txstore.Repository, tmp_path: Path) -> None:
+    filled.branches["dev"] = filled.head()
+    with filled.transaction("main") as store:
+        zarr.open_array(store, path="y")[0] = 5
+    out = tmp_path / "out.zarr"
+    filled.checkout(out)
+    zarr.open_group(out)["y"][1] = 8  # type: ignore[index]
+    with pytest.raises(txstore.CheckoutError, match="begin a branch with it"):
+        filled.commit_directory(out, branch="dev")
+    assert filled.commit_directory(out) == filled.head()
 
 
 #: Kills each call of `commit_directory`, or of `checkout`, before it renames or deletes a file for the n-th time.

@@ -280,6 +280,21 @@ def test_blocks_that_came_along_are_made_anew(repo: txstore.Repository, copy: Pa
     assert root["h"]["consolidated_metadata"]["metadata"] == {}
 
 
+def test_format_2(repo: txstore.Repository, copy: Path) -> None:
+    with repo.transaction() as store:
+        group = zarr.open_group(store, zarr_format=2, attributes={"title": "old"})
+        group.create_array("x", data=np.arange(10), chunks=(4,))
+    repo.publish(copy)
+    told = json.loads((copy / ".zmetadata").read_text())
+    assert sorted(told["metadata"]) == [".zattrs", ".zgroup", "x/.zarray", "x/.zattrs"]
+    group = zarr.open_consolidated(copy, zarr_format=2)
+    assert group["x"][:].tolist() == list(range(10))
+    assert group.attrs["title"] == "old"
+    append(repo)
+    repo.publish(copy)
+    assert zarr.open_consolidated(copy, zarr_format=2)["x"].shape == (15,)
+
+
 # --- following, and readers meanwhile
 @contextmanager
 def publishing_process(repo: txstore.Repository, copy: Path) -> Iterator[subprocess.Popen[str]]:

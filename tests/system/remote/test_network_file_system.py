@@ -13,6 +13,7 @@ import txstore
 from tests.tools.faults import always, watch
 from txstore import CommitUnknownError
 from txstore.history import opening
+from txstore.history.opening import open_storage
 from txstore.storage import file_systems, local, tree
 from txstore.storage.capabilities import NETWORK
 from txstore.storage.network import NetworkStorage
@@ -54,6 +55,10 @@ def test_a_file_that_is_cut_off_while_it_is_read_is_an_error_and_no_signal(repo,
     with pytest.raises(txstore.CorruptionError, match="0000000000"):
         snapshot.mapping["a"]
     commit.write_bytes(content)
+
+
+def test_what_the_boot_of_one_machine_says_of_another_machines_disk(tmp_path: Path) -> None:
+    assert open_storage(tmp_path).boot() == 0
 
 
 class Late:

@@ -3,9 +3,11 @@
 Here the proxy does not pass on `If-None-Match` from a moment on, with versions or without.
 """
 
+import asyncio
 import os
 import re
 from collections.abc import Callable
+from datetime import datetime, timedelta
 from typing import Any
 
 import pytest
@@ -22,6 +24,7 @@ from tests.tools.workers import QUICK, Worker, ended
 from txstore.format import names
 from txstore.history import branches_in_objects, object_head_caches
 from txstore.history.branches_in_objects import CreationProof
+from txstore.maintenance import replacing, vacuum
 from txstore.storage import remote
 from txstore.storage.objects import client
 from txstore.storage.objects.backend import Refusal
@@ -189,6 +192,18 @@ def test_a_commit_is_not_acknowledged_that_may_have_taken_anothers_place(place, 
     assert repo.verify(repair=True).faults == []
 
 
+def test_a_repair_that_is_interrupted_is_run_again(place, trusting, monkeypatch):
+    """Nothing that the first one has done makes what came later look older."""
+    taken_twice(place)
+    with monkeypatch.context() as patched:
+        patched.setattr("txstore.maintenance.replaced_versions._Line.tell_of_dropped", always(KeyboardInterrupt))
+        with pytest.raises(KeyboardInterrupt):
+            place.open().verify(repair=True)
+    place.open().verify(repair=True)
+    assert place.messages() == ["begin", "taken"]
+    assert place.open().verify().faults == []
+
+
 def test_without_versions_a_committer_finds_its_commit_replaced(place, trusting):
     """Nothing tells of it at once: two commits are lost, and both processes learn that."""
     first, second, late, taken = rivals(place)
@@ -322,7 +337,8 @@ def test_whoever_has_not_been_answered_asks_again_and_stops_all_others(place, tr
     assert place.open().head().id == taken.id
 
 
-def test_a_vacuum_deletes_nothing_that_a_repair_needs(place, trusting):
+@pytest.mark.parametrize("when", ["before", "meanwhile"])
+def test_a_vacuum_deletes_nothing_that_a_repair_needs(place, trusting, monkeypatch, when):
     """Of a commit that was replaced, the pack, on another branch than the one that is vacuumed."""
     first, second = place.open(), place.open()
     commit(first, "begin")
@@ -331,12 +347,27 @@ def test_a_vacuum_deletes_nothing_that_a_repair_needs(place, trusting):
     taken, late = first.begin("taken", branch="other"), second.begin("late", branch="other")
     late["late/c"], taken["big/c"] = b"late", content
     taken.commit()
-    place.switch_versioning_on()
-    with pytest.raises(txstore.CommitUnknownError, match=CAUSE):
-        late.commit()
-    place.create_exclusively()
+
+    def take() -> None:
+        place.switch_versioning_on()
+        with pytest.raises(txstore.CommitUnknownError, match=CAUSE):
+            late.commit()
+        place.create_exclusively()
+
+    if when == "before":
+        take()
+    else:
+        find = vacuum._Vacuum._doomed
+
+        def doomed(*arguments: Any) -> Any:
+            found = find(*arguments)
+            take()
+            return found
+
+        monkeypatch.setattr(vacuum._Vacuum, "_doomed", doomed)
     with pytest.raises(OSError, match=STOPPED):
         place.open().vacuum()
+    monkeypatch.undo()
     place.open().verify(repair=True)
     repo = place.open()
     assert bytes(repo.mapping(branch="other")["big/c"]) == content
@@ -368,6 +399,21 @@ def test_whoever_has_no_head_cache_sees_the_stop(place, trusting):
     third = place.open()
     with pytest.raises(OSError, match=STOPPED):
         commit(third, "refused")
+
+
+def test_a_commit_is_not_acknowledged_that_was_made_beside_a_stop(place, trusting, monkeypatch):
+    """Another thread has seen the stop since."""
+    repo = place.open()
+    commit(repo, "a")
+    create = repo.engine.commits.storage.late_answers.create
+
+    def beside(*arguments: Any) -> None:
+        create(*arguments)
+        repo.engine.commits.store._listings.stopped.add("main")
+
+    monkeypatch.setattr(repo.engine.commits.storage.late_answers, "create", beside)
+    with pytest.raises(txstore.CommitUnknownError, match=STOPPED):
+        commit(repo, "b")
 
 
 def test_a_committer_is_killed_before_it_stops_others(place, trusting):
@@ -451,6 +497,38 @@ def test_a_stop_that_could_not_be_left_is_left_again(place, trusting, monkeypatc
     assert len(place.stops()) == 1
 
 
+def test_a_repair_that_could_not_move_all_away_leaves_the_stop(place, trusting, monkeypatch):
+    first, second = place.open(), place.open()
+    commit(first, "begin")
+    late = staged(second, "made")
+    commit(first, "lost")
+    follower = staged(first, "above")  # before the listing's times can tell that "lost" was replaced
+    place.ignore_conditions()
+    late.commit()
+    follower.commit()
+    commit(first, "and more")
+    object_head_caches.STAYS = 0.0
+    with pytest.raises((OSError, txstore.CorruptionError)):
+        commit(second, "refused")
+    place.create_exclusively()
+    rename = replacing.Replacer._rename
+
+    def failing(files: Any, source: str, target: str) -> None:
+        if source.endswith(names.version_name(3)):
+            raise TimeoutError("no answer")
+        rename(files, source, target)
+
+    with monkeypatch.context() as patched:
+        patched.setattr(replacing.Replacer, "_rename", failing)
+        assert "stop" in {fault.part for fault in place.open().verify(repair=True).faults}
+    assert len(place.stops()) >= 1
+    with pytest.raises(OSError, match=STOPPED):
+        commit(place.open(), "refused")
+    place.open().verify(repair=True)
+    assert place.messages() == ["begin", "made"]
+    assert place.open().verify().ok
+
+
 def test_a_repair_asks_the_server_anew(place, trusting):
     """Also of a process that has asked before, and was told that it creates exclusively."""
     first, second, late, _ = rivals(place)
@@ -461,6 +539,28 @@ def test_a_repair_asks_the_server_anew(place, trusting):
     with pytest.raises(OSError, match=CAUSE):
         first.verify(repair=True)
     assert len(place.stops()) == 1
+
+
+def test_versions_are_in_the_order_in_which_the_server_tells_of_them():
+    """The newest first; the clock of the machine that has made the older one is ahead."""
+    time = datetime(2026, 1, 1)
+    told = [
+        {
+            "Key": "data.tx/commits/main/a",
+            "VersionId": id,
+            "LastModified": time + timedelta(seconds=ahead),
+            "IsLatest": latest,
+        }
+        for id, ahead, latest in [("new", 0.0, True), ("old", 0.05, False)]
+    ]
+
+    async def call(*arguments: Any, **options: Any) -> dict[str, Any]:
+        return {"Versions": told}
+
+    backend = S3Backend.__new__(S3Backend)
+    backend._prefix, backend._call = "data.tx/", call
+    found = asyncio.run(backend._list_versions("commits/main"))
+    assert [each.id for each in found] == ["old", "new"]
 
 
 @pytest.mark.parametrize("how", ["tag", "branch"])
