@@ -18,18 +18,7 @@ from tests.system.remote.conftest import SEVERAL_WRITERS, STORES, with_engine
 from tests.system.remote.repositories import assert_tidy, opened, packs, paths, referred
 from tests.system.remote.servers import Server
 from tests.tools.inside import objects_of, options_of
-from tests.tools.members import (
-    Member,
-    clear,
-    committed,
-    enter,
-    fill,
-    fill_chunk,
-    fill_region,
-    get,
-    members,
-    put,
-)
+from tests.tools.members import Member, clear, committed, enter, fill, fill_chunk, fill_region, get, members, put
 from tests.tools.workers import QUICK, TIMEOUT
 from txstore.format import names
 from txstore.storage import leases
