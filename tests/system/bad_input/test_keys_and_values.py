@@ -119,11 +119,6 @@ def test_a_key_that_is_not_a_string(transactions, key):
             del writer[key]
 
 
-def test_the_longest_key(repo):
-    set_keys(repo, {"x" * 4096: b"1", "ü" * 2048: b"2"})
-    assert list(repo.snapshot()) == ["x" * 4096, "ü" * 2048]
-
-
 @pytest.mark.parametrize("key", ["...", "..a/b", "a..", ".a/.b", "a\0b", "a\nb", "C:\\x", " "])
 def test_a_key_is_no_file_name(repo, key):
     set_keys(repo, {key: b"1"})
@@ -172,15 +167,6 @@ def test_a_message_that_is_not_text(repo, message):
         with pytest.raises((TypeError, ValueError), match="message"):
             begin(message)
     assert not repo.exists
-
-
-def test_a_message_that_is_not_text_given_to_commit(repo):
-    session = txstore.TxStore(repo)
-    session["a"] = b"1"
-    with pytest.raises((TypeError, ValueError), match="message"):
-        session.commit(5)
-    session.commit("text")
-    assert [commit.message for commit in repo.log()] == ["text"]
 
 
 @pytest.mark.parametrize("properties", [{"array": np.arange(2)}, {"set": {1}}, {"bytes": b"1"}, {1: 1, "a": 2}])
