@@ -17,7 +17,6 @@ import pytest
 from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import initialize, rule
-from txstore.maintenance.retention import STEP
 
 import txstore
 from tests.maintenance.erased_rows import files_of
@@ -36,6 +35,7 @@ from tests.tools.faults import Killed, watch
 from tests.tools.inside import objects_of
 from tests.tools.steps import BeforeEachChange
 from tests.tools.upkeep import below as objects_below
+from txstore.maintenance.vacuum import STEP
 from txstore.transactions.transaction import Transaction
 
 pytestmark = [
