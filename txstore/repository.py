@@ -34,7 +34,7 @@ from txstore.format.display import html_head, html_lines
 from txstore.format.records import SNAPSHOT, Isolation
 from txstore.format.tree import tree_lines
 from txstore.history.ancestry import common_ancestors
-from txstore.history.branches import Branches
+from txstore.history.branches import Branches, Tags
 from txstore.history.changes import changed, commits_of, common_ancestor, parent_of
 from txstore.history.commits import Commits
 from txstore.history.declarations import Constraints
@@ -45,7 +45,6 @@ from txstore.history.log import Log, changing
 from txstore.history.opening import CHUNK_CACHE_SIZE, Access
 from txstore.history.operations import LoggedOperation, read_operations, recorded
 from txstore.history.snapshot import Snapshot
-from txstore.history.tags import Tags
 from txstore.maintenance.backup import Backup, back_up
 from txstore.maintenance.erase import Erasing, ErasureReport, check_paths, erasing
 from txstore.maintenance.optimize import optimize
@@ -78,7 +77,7 @@ if TYPE_CHECKING:
     from txstore.interchange.references import References
     from txstore.labels import Upserted
     from txstore.serving.server import Shown
-    from txstore.storage.retry_turn import RetryTurn
+    from txstore.storage.commit_lock import RetryTurn
     from txstore.store import TxStore
 
 _log = logging.getLogger(__name__)
@@ -640,7 +639,7 @@ class Repository:
 
         With `operations`, return what was done beside commits instead, newest first: maintenance, and branches and tags
         that were created, renamed or deleted, on all branches. A vacuum keeps the newest 1,000 records. See
-        docs/how-to/maintenance.md.
+        docs/how-to/observe.md.
         """
         commits = self._existing()
         if operations:
@@ -1192,7 +1191,7 @@ class Repository:
         message = f"constraint {name!r} {'dropped' if constraint is None else 'declared'}"
         with self.engine.begin(branch=self.engine.branch(branch), message=message) as transaction:
             # The message alone, which is not the caller's, makes no commit.
-            transaction.ending.needs_change = True
+            transaction.lifecycle.needs_change = True
             transaction.constraints.declare(name, constraint)
 
     @keeps_nothing
@@ -1713,7 +1712,7 @@ class Repository:
         TxStore replaces each file that holds these values with one that does not, then checks all files until no such
         value is left. All commits stay, with their ids. Reading an erased value raises `ErasedError`, which says who
         erased it and when; listings omit erased keys. Commits wait meanwhile. If an erasure is interrupted, repeat the
-        call: it continues. docs/how-to/maintenance.md, "Erasing", lists what it can't reach.
+        call: it continues. docs/how-to/erase.md lists what it can't reach.
 
         With `{dimension: labels}` behind the paths, it erases these rows of the arrays, and of all arrays of the groups
         that have the dimensions. In every commit they are the rows with these labels by its own coordinate. Then they

@@ -545,9 +545,9 @@ class TxStore(ZarrInterface):
                 session.fail("an exception left an inner `with` block: its changes may be incomplete")
             return
         if session.current.is_block:
-            self._use(self._outside)
-            self._outside = None
-            session.leave_block(complete=kind is None)
+            outside, self._outside = self._outside, None
+            self._use(outside)
+            session.leave_block(outside, complete=kind is None)
             return
         if session.current.is_participant:
             session.leave(complete=kind is None)

@@ -105,7 +105,7 @@ class SessionCalls:
         transaction = self._transaction
         if not transaction.part.counts_by_operation:
             return call()
-        end = transaction.participation.end_operation
+        end = transaction.lifecycle.end_operation
         operation = of_context.get()
         # A thread of the codec pipeline does not know its operation: it is one of those inside.
         of = [operation] if operation is not None else self.session.gate.inside()

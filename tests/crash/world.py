@@ -196,7 +196,7 @@ class World:
 
     def commit(self, tx: Transaction, changes: Mapping[str, bytes | None], deleted: tuple[str, ...] = ()) -> str:
         """Commit what is staged already."""
-        durable = tx._staging.record.durability == "fsync"
+        durable = tx.staging.record.durability == "fsync"
         self.made[tx.id] = Made(dict(changes), deleted, durable)
         tx.commit()
         self.commits.append(Promise(len(SYSTEM.disk.steps), tx.id, tx.id, durable))
@@ -301,7 +301,7 @@ class World:
         """Stage into a transaction with a name, and leave it."""
         for key, value in staged.items():
             tx.set(key, value)
-        tx.participation.leave()
+        tx.lifecycle.leave()
         self.parts.append(Part(len(SYSTEM.disk.steps), name, tx.id, dict(staged)))
 
     def end(self, tx: Transaction) -> None:

@@ -287,14 +287,6 @@ def test_names_that_lead_elsewhere_on_file_servers(key: str, creation: str) -> N
             use(key)
 
 
-def test_object_stores_know_no_directories() -> None:
-    target = open_destination("memory://destination/any", None, durable=False, at_most=0o777)
-    for key in OF_SERVERS:
-        if key != "a%00b" and "\\" not in key:
-            target.write(key, b"1")
-            assert target.read(key) == b"1"
-
-
 def test_a_file_server(
     filled: txstore.Repository,
     outside: Path,

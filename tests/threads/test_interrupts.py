@@ -61,7 +61,7 @@ def create(repo: txstore.Repository) -> None:
 def test_leaving_that_was_interrupted_is_done_when_the_store_is_gone(repo: txstore.Repository) -> None:
     """Else the process would look as if it went on staging for as long as it lives."""
     store = repo.transaction(name="run")
-    staging = store.mapping._staging
+    staging = store.mapping.staging
     real, interrupt = staging.part.leave, once(KeyboardInterrupt())
 
     def leave(attached: object) -> None:

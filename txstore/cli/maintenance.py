@@ -263,7 +263,7 @@ def erase(
     elif report.commit is None:
         tell("nothing is left to erase")
     else:
-        tell(f"{report}; copies in other places are not erased: see docs/how-to/maintenance.md")
+        tell(f"{report}; copies in other places are not erased: see docs/how-to/erase.md")
 
 
 def _rows(given: Sequence[str]) -> dict[str, Any]:

@@ -303,7 +303,7 @@ def _commit(
 ) -> None:
     """Commit a change, if it changes anything, with the user's message or a description of the change."""
     with repo.begin(message or told, branch=branch) as transaction:
-        transaction.ending.needs_change = not message
+        transaction.lifecycle.needs_change = not message
         change(repo, transaction)
         made = transaction.commit()
     commit = None if made is None else made.commit

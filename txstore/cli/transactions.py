@@ -56,7 +56,7 @@ def show(
     """Show the processes of a transaction, and what they have staged so far."""
     staged = repo.engine.existing(name)
     found = next((each for each in repo.transactions() if each.id == staged.id), None)
-    changes, overtaken = staged.changes(), staged.locking.overtaken()
+    changes, overtaken = staged.changes(), staged.lifecycle.overtaken()
     by = {label: len(each) for label, each in changes["participants"].items()}
     shown: dict[str, Any] = {} if found is None else _as_dict(found)
     shown |= {
@@ -106,7 +106,7 @@ def commit(
     try:
         snapshot = staged.commit(message, allow_lost=allow_lost)
     finally:
-        staged.participation.leave()
+        staged.lifecycle.leave()
     made = None if snapshot is None else snapshot.commit
     if as_json:
         print_json(None if made is None else commit_as_dict(made))
@@ -136,7 +136,7 @@ def rollback(
             typer.confirm(f"Drop {count:,} staged keys of {name}?", abort=True, err=True)
         staged.rollback()
     finally:
-        staged.participation.leave()
+        staged.lifecycle.leave()
     if as_json:
         print_json({"name": name, "id": staged.id, "dropped": count})
     else:

@@ -12,7 +12,7 @@ from typing import Any, NamedTuple, Protocol, Self
 from txstore.commit import Commit
 from txstore.deriving.definitions import KINDS, ViewDefinition
 from txstore.errors import CorruptionError, UnsupportedFormatError, ViewError
-from txstore.format.declarations import Written
+from txstore.format.commitfile import Written
 from txstore.format.documents import Described
 
 #: What is stored under a key; None, nothing.

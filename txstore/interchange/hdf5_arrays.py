@@ -25,6 +25,7 @@ from txstore.codecs import bounded_codecs
 from txstore.codecs.allowed_codecs import allowed_by_user
 from txstore.codecs.bounded_codecs import MOST_IN_MEMORY
 from txstore.errors import SourceError
+from txstore.format.keys import encode_key
 from txstore.interchange.arrays import ForeignArray, Selection, blocks, chunk_shape, is_excluded, meaning_of
 from txstore.interchange.format3 import missing_value
 from txstore.interchange.places import Place
@@ -367,6 +368,10 @@ class Texts:
         """Raise `NotInsideError` unless the attributes of all nodes, to here, fit in memory together."""
         for name in node.attrs:
             attribute = node.attrs.get_id(name)
+            try:
+                _dtype_of(attribute)
+            except ValueError as error:
+                raise NotInsideError(path, f"its attribute {name!r}: {error}") from None
             size = attribute.get_storage_size() if attribute.get_space().get_select_npoints() else 0
             if depth := _depth(attribute.dtype):
                 count = size // 16  # what leads to a heap has 16 bytes
@@ -425,11 +430,12 @@ def nodes_inside(file: Any, texts: Texts, exclude: Sequence[str] = ()) -> Iterat
             raise NotInsideError(path, f"links make more than {_MOST_PATHS} paths to it")
         texts.check_attributes(path, node)
         yield path, node
-        for name in node if isinstance(node, h5py.Group) else ():
+        for name in map(os.fsdecode, node) if isinstance(node, h5py.Group) else ():  # bytes, if they are no UTF-8
             below = f"{path}/{name}" if path else name
             if is_excluded(below, exclude):
                 continue
             try:
+                encode_key(below)
                 waiting.append((below, inside(node, name), (*above, node.id)))
             except ValueError as error:
                 raise NotInsideError(below, str(error)) from None
@@ -454,6 +460,7 @@ def inside(group: Any, name: str) -> Any:
     if h5py.h5o.get_info(node.id).fileno != h5py.h5o.get_info(group.id).fileno:
         raise ValueError("it is a link by way of one to another file")
     if isinstance(node, h5py.Dataset):
+        _dtype_of(node)
         created = node.id.get_create_plist()
         if created.get_layout() == h5py.h5d.VIRTUAL:
             raise ValueError(f"it is a virtual data set, whose values lie elsewhere. {_WHOLE}")
@@ -468,6 +475,14 @@ def inside(group: Any, name: str) -> Any:
                 "at once (2 GiB, or an eighth of its memory). Write a file with smaller chunks, with h5repack -l"
             )
     return node
+
+
+def _dtype_of(holder: Any) -> Any:
+    """Return the data type of a data set or attribute. Raises `ValueError` for one that numpy lacks."""
+    try:
+        return holder.dtype
+    except TypeError as error:
+        raise ValueError(f"numpy has no equivalent of its data type ({error})") from None
 
 
 def check_inside(place: Place, content: Any, exclude: Sequence[str]) -> Any:
@@ -508,9 +523,8 @@ def _h5py() -> Any:
 
 
 def _fill_value(node: Any, array: ForeignArray) -> Any:
-    if array.dtype == node.dtype and node.dtype.kind in "biufc":
-        return node.fillvalue
-    return None
+    value = node.fillvalue
+    return value.decode() if node.dtype.hasobject else value if array.dtype == node.dtype else None
 
 
 def _as_json(value: Any) -> Any:

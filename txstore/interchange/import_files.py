@@ -147,7 +147,7 @@ class _Import:
     def _advance(self, count: int) -> None:
         transaction = self._store.mapping
         if self._resuming and isinstance(transaction, Transaction) and time.monotonic() - self._kept_at >= KEEP_EVERY:
-            transaction.participation.seal()
+            transaction.lifecycle.seal()
             self._kept_at = time.monotonic()
         self._done += count
         if self._progress is not None:

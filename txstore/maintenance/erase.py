@@ -47,8 +47,8 @@ from txstore.format.keys import directory_prefix, is_related
 from txstore.format.packfile import PackName
 from txstore.format.records import ErasureRecord, ReplacementTable
 from txstore.history.commits import Commits
+from txstore.history.new_commit import Contents, NewCommit
 from txstore.history.operations import forget_details
-from txstore.history.publisher import Contents, Publisher
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.history.staged_packs import recorded
 from txstore.locks.pins import HERE, SPAN
@@ -611,31 +611,19 @@ class _Erasing:
     def _commit(self, branch: str, message: str, properties: Mapping[str, Any]) -> Commit:
         """Make a commit that changes nothing."""
         writer = self._commits.staged.new(os.urandom(16), 0)
-        publisher = Publisher(
+        new = NewCommit(
             self._commits, writer, branch=branch, durable=True, message=message, properties=properties
         )  # fmt: skip
         try:
-            publisher.prepare(self._commits.head(branch))
-            stored = publisher.publish(_Unchanged(self._snapshots, branch))
+            new.prepare(self._commits.head(branch))
+            stored = new.publish(
+                lambda: self._snapshots.newest(branch), lambda head: Contents((), tuple(head.run_names))
+            )
             assert stored is not None
             return stored.commit
         finally:
-            if writer.close() and not publisher.proposed:
+            if writer.close() and not new.proposed:
                 self._storage.delete(writer.path)
-
-
-class _Unchanged:
-    """A commit that changes nothing: a `Plan` of `history.publisher`."""
-
-    def __init__(self, snapshots: Snapshots, branch: str) -> None:
-        self._snapshots = snapshots
-        self._branch = branch
-
-    def catch_up(self) -> Snapshot:
-        return self._snapshots.newest(self._branch)
-
-    def contents(self, head: Snapshot) -> Contents:
-        return Contents((), tuple(head.run_names))
 
 
 def scrub(storage: Storage, found: Survey) -> int:

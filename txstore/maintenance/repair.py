@@ -634,13 +634,14 @@ def _whole_end(
 
 def _ends(tail: bytes, begin: int) -> Iterator[tuple[int, int, int | None]]:
     """Yield where in `tail` a header may begin and end, and its checksum if a footer has it."""
-    last = len(tail) - commitfile.FOOTER_SIZE
+    last, is_told = len(tail) - commitfile.FOOTER_SIZE, False
     for place in (last, *_places(tail, b"TXSTFOOT")):
         footer = _mended(tail[max(place, 0) : place + commitfile.FOOTER_SIZE], Footer.decode)
         if footer is not None and footer.header_offset >= begin:
-            start = footer.header_offset - begin
+            start, is_told = footer.header_offset - begin, is_told or place == last
             yield start, start + footer.header_length, footer.header_checksum
-    for place in _places(tail, b"TXHD"):
+    # What lies where the footer says is not taken for the header although the footer's checksum says that it isn't.
+    for place in () if is_told else _places(tail, b"TXHD"):
         if (begin + place) % 8 == 0 and place < last:
             yield place, last, None
 

@@ -38,8 +38,8 @@ from txstore.history.ancestry import Ancestry
 from txstore.history.commits import Commits
 from txstore.history.find import first_since
 from txstore.history.full_disk import Spare
+from txstore.history.new_commit import Contents, NewCommit, SyncFailedError
 from txstore.history.operations import delete_old
-from txstore.history.publisher import Contents, Publisher, SyncFailedError
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.history.staged_packs import recorded
 from txstore.locks.pins import SPAN
@@ -162,7 +162,7 @@ def _microseconds(older_than: timedelta | datetime, storage: Storage) -> int:
 
 
 class _Vacuum:
-    """One vacuum; and the commit by which it raises the oldest kept version, as a `Plan` of `history.publisher`."""
+    """One vacuum; and the commit by which it raises the oldest kept version."""
 
     def __init__(self, commits: Commits, snapshots: Snapshots, *, branch: str, dry_run: bool) -> None:
         self.commits = commits
@@ -305,23 +305,23 @@ class _Vacuum:
     def _publish(self, head: Stored) -> Stored:
         writer = self.commits.staged.new(os.urandom(16), 0)
         # Always durable (I10): files of commits with `durability="none"` are synced once, not each time.
-        publisher = Publisher(self.commits, writer, branch=self.branch, durable=True, message="vacuum")
+        new = NewCommit(self.commits, writer, branch=self.branch, durable=True, message="vacuum")
         try:
-            publisher.prepare(head)
-            stored = publisher.publish(self)
+            new.prepare(head)
+            stored = new.publish(self._catch_up, self._contents)
             assert stored is not None
             return stored
         finally:
-            if writer.close() and not publisher.proposed:
+            if writer.close() and not new.proposed:
                 self.storage.delete(writer.path)
 
-    def catch_up(self) -> Snapshot:
+    def _catch_up(self) -> Snapshot:
         head = self.snapshots.newest(self.branch)
         if head.stored is not None:
             self._ancestry.reach(head.stored)  # before others wait for us
         return head
 
-    def contents(self, head: Snapshot) -> Contents:
+    def _contents(self, head: Snapshot) -> Contents:
         assert head.stored is not None
         # Read again, as late as possible: a transaction whose base falls below the oldest kept version can't commit.
         oldest_kept = self._limited(head.stored, self.oldest_kept)
@@ -404,8 +404,9 @@ class _Vacuum:
                     doomed.append(path)
             raised = paths_in(self.commits.storage, names.oldest_kept_directory(branch))
             if branch in living:
-                highest = max(raised, default="")  # names have one length, except for absurdly large numbers
-                doomed += [path for path in raised if path != highest]
+                found_versions = (names.parse_version(path.rpartition("/")[2]) or 0 for path in raised)
+                highest = max([living[branch], *found_versions])  # `dry_run` has not written its own
+                doomed += [path for path in raised if path != names.oldest_kept_path(branch, highest)]
             elif lowest == kept_from:
                 doomed += [*raised, names.head_cache_path(branch)]
                 empty += [names.commits_directory(branch), names.oldest_kept_directory(branch)]

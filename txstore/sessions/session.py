@@ -23,12 +23,11 @@ from txstore.sessions import zarr_operations
 from txstore.sessions.gate import PATIENCE, Block, Gate, busy
 from txstore.sessions.session_transaction import Joining, SessionTransaction, Terms
 from txstore.sessions.stale_arrays import HeldDocuments, Reliance
-from txstore.transactions.begin_checks import check_description
 from txstore.transactions.conflicts import Settle
 from txstore.transactions.held_locks import Turn, deadline_of, remaining
 from txstore.transactions.reads import check_isolation
 from txstore.transactions.regions import Lock
-from txstore.transactions.transaction import Transaction
+from txstore.transactions.transaction import Transaction, check_description
 
 if TYPE_CHECKING:
     from txstore.transactions.transaction import Transaction
@@ -86,7 +85,7 @@ class Session:
     def before_fork(self) -> None:
         if (self.depth or self.may_fork) and self.current.ended is None and not self.current.is_joined:
             with suppress(OSError, TxStoreError):  # if the child writes, it gets an error that says so
-                self.transaction.participation.share()
+                self.transaction.lifecycle.share()
 
     def after_fork_in_child(self) -> None:
         self.depth = 0  # the `with` blocks belong to the parent
@@ -137,8 +136,11 @@ class Session:
             block.current.get()
         return block
 
-    def leave_block(self, *, complete: bool) -> None:
-        """Leave a block of a participant: seal its part, or give it up. Afterwards this session is not used again."""
+    def leave_block(self, outside: Session | None, *, complete: bool) -> None:
+        """Leave a block of a participant: seal its part, or give it up. Afterwards this session is not used again.
+
+        `outside` goes on, and sees what the block has staged.
+        """
         with self.gate.shut():
             try:
                 if complete and not self.gate.close():
@@ -148,14 +150,17 @@ class Session:
                 raise
             finally:
                 if self.current.is_named:
-                    self.transaction.participation.leave()
+                    self.transaction.lifecycle.leave()
                 elif self.current.present is not None:
-                    self.current.present.participation.leave_block(complete=complete)
+                    self.current.present.lifecycle.leave_block(complete=complete)
+        if complete and self.current.present and outside and outside.current.present:
+            with suppress(TransactionStateError):  # it has just ended: the next call will say so
+                outside.current.present.members.see(dict(self.current.present.members.staged.version))
 
     def enter(self) -> None:
         """Enter a `with` block. Raises `TransactionStateError` if a named transaction has ended meanwhile."""
         if self.depth == 0 and self.current.is_named and self.current.present is not None:
-            self.current.present.participation.enter()
+            self.current.present.lifecycle.enter()
         self.depth += 1
 
     def leave(self, *, complete: bool) -> None:
@@ -167,9 +172,9 @@ class Session:
             if (complete or self.current.is_named) and not self.gate.close():
                 raise busy()
             if self.current.is_named:
-                transaction.participation.leave()
+                transaction.lifecycle.leave()
             elif complete:
-                transaction.participation.seal()
+                transaction.lifecycle.seal()
             else:
                 self.fail("a `with` block was left by an exception")
 
@@ -219,15 +224,17 @@ class Session:
             self.held.learn(ended)
             if not allow_misaligned:
                 self.held.check_aligned(ended)
-            ended.ending.needs_change = at_end and self._has_ended_one
+            ended.lifecycle.needs_change = at_end and self._has_ended_one
             made = ended.commit(message, allow_lost=allow_lost)
-            if made is not None or not ended.ending.needs_change:
+            if made is not None or not ended.lifecycle.needs_change:
                 self.unchanged = ended.unchanged
             self._has_ended_one |= made is not None
             self.held.learn(ended)  # of the last changes; this raises nothing
             self.held.forget_cleared()
             new = old if made is None else made
-            self._move(old, new, own=new.seq, settled=ended.ending.settled)  # this raises nothing: the commit is made
+            self._move(
+                old, new, own=new.seq, settled=ended.lifecycle.settled
+            )  # this raises nothing: the commit is made
             if ended.members.is_named:
                 self.current.ended = "this transaction was committed: begin a new one with repo.transaction()"
             return None if made is None else made.commit
@@ -301,7 +308,7 @@ class LockBlock:
                 self._transaction = self._present()
                 # Keep no error in a variable: it would keep this object, and its locks, until a garbage collection.
                 try:
-                    dirty = self._transaction.locking.lock(self._turns, self._lock, remaining(deadline))
+                    dirty = self._transaction.lifecycle.lock(self._turns, self._lock, remaining(deadline))
                 except TransactionStateError:
                     if self._is_inside():
                         raise
@@ -346,4 +353,4 @@ class LockBlock:
                 transaction.lifecycle.fail(TransactionStateError(reason, state="failed"))
             self._gate.leave_block(self._inside)
             self._inside = None
-        transaction.locking.unlock(self._turns)
+        transaction.lifecycle.unlock(self._turns)
