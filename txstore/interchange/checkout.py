@@ -39,8 +39,8 @@ from txstore.history.changes import common_ancestor, differing
 from txstore.history.erasures import read_erasures
 from txstore.history.find import At
 from txstore.history.snapshot import Snapshot
-from txstore.interchange.destinations import LocalDestination, bits_of_copies, check_outside, check_tree
-from txstore.interchange.zarr_arrays import DEBRIS, in_parallel
+from txstore.interchange.destinations import LocalDestination, bits_of_copies, check_outside, check_tree, in_parallel
+from txstore.interchange.zarr_arrays import DEBRIS
 from txstore.merging.merge_commits import settle
 from txstore.progress import Progress
 from txstore.storage.objects.urls import public
