@@ -77,12 +77,11 @@ def figures(row: Row) -> str:
 def tables(results: Results) -> str:
     """Return a table for each row: a line for each peer, the one that is best at the first task above."""
     parts = []
-    for row, tasks in {
-        row: [task for name, task in results.tasks() if name == row] for row, _ in results.tasks()
-    }.items():
+    for row in dict.fromkeys(row for row, _ in results.tasks()):
+        tasks = [task for name, task in results.tasks() if name == row]
         peers = dict.fromkeys(cell.peer for task in tasks for cell in results.of(row, task))
-        found = {peer: (results.find(row, task, peer) for task in tasks) for peer in peers}
-        lines = [[peer, *(measured(cell) if cell else "–" for cell in cells)] for peer, cells in found.items()]
+        cells = {peer: [results.find(row, task, peer) for task in tasks] for peer in peers}
+        lines = [[peer, *(measured(cell) if cell else "–" for cell in found)] for peer, found in cells.items()]
         parts.append(f"### {row}\n\n{table(('', *tasks), lines)}")
     return "\n\n".join(parts)
 
@@ -122,9 +121,8 @@ def summary(results: Results, rows: Sequence[tuple[str, str]] = (), than: Sequen
             continue
         others = [least(cell for cell in results.of(row, task) if is_meant(peer, cell)) for peer in than]
         lines.append([f"{task} {row}", measured(ours), *(_times(other, ours) for other in others)])
-    quick = [_QUICK] if results.about["quick"] else []
     shown = table(("", OURS, *(f"than {name}" for name in than)), lines)
-    return "\n\n".join([machine(results.about, versions=not rows), *quick, shown])
+    return "\n\n".join([machine(results.about, versions=not rows), *[_QUICK] * results.about["quick"], shown])
 
 
 def _times(other: Cell | None, ours: Cell) -> str:
