@@ -241,7 +241,7 @@ def test_what_has_been_uploaded_is_waited_for(in_objects, monkeypatch, kind, end
     write_beside(store)
     for number in range(8):
         store[f"v/more/{number}"] = ROWS[2].tobytes() + bytes(LONG)
-    store.mapping._staging.part.writer._uploads.wait()  # type: ignore[union-attr, attr-defined]
+    store.mapping.staging.part.writer._uploads.wait()  # type: ignore[union-attr, attr-defined]
     assert leaks(in_objects)
     with pytest.raises(txstore.ErasureTimeoutError, match=r"transaction [0-9a-f]{32} is open"):
         in_objects.erase(*ERASED[kind], timeout=0)
