@@ -7,7 +7,7 @@ from typing import Any
 
 from benchmarks.harness import Row
 from benchmarks.peers.results import OURS, Cell, Results, least, ratio
-from benchmarks.peers.targets import is_meant, judge
+from benchmarks.peers.targets import NOT_MEASURED, is_meant, judge
 
 _QUICK = "**One quick run, on a machine that may have been busy: too little to judge by.**"
 _ALL = ("LocalStore", "LocalStore, zarrs", "ObjectStore", "MemoryStore", "TensorStore", "HDF5", "Icechunk")
@@ -41,11 +41,12 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right_from: 
 
 
 def verdicts(results: Results) -> str:
-    """Return how many aims were reached, and the others."""
-    found = judge(results)
+    """Return how many aims were reached, and those that were missed."""
+    found = [each for each in judge(results) if each.ok or each.measured != NOT_MEASURED]
     missed = [(each.row, each.task, each.wanted, each.measured) for each in found if not each.ok]
+    said = f"{len(found) - len(missed)} targets were reached, {len(judge(results)) - len(found)} not measured."
     shown = table(("not reached", "", "must reach", "measured"), missed, right_from=4) if missed else ""
-    return f"{len(found) - len(missed)} of {len(found)} targets were reached.\n\n{shown}".rstrip()
+    return f"{said}\n\n{shown}".rstrip()
 
 
 def promises(rows: Sequence[Mapping[str, Any]]) -> str:
@@ -116,11 +117,9 @@ def summary(results: Results, rows: Sequence[tuple[str, str]] = (), than: Sequen
     """Return how many times as much others need as TxStore, a line for each task; by default for all, with versions."""
     lines = []
     for row, task in rows or results.tasks():
-        ours = results.find(row, task, OURS)
-        if ours is None or task.endswith((", resident", "stored")):
-            continue
-        others = [least(cell for cell in results.of(row, task) if is_meant(peer, cell)) for peer in than]
-        lines.append([f"{task} {row}", measured(ours), *(_times(other, ours) for other in others)])
+        if (ours := results.find(row, task, OURS)) is not None and not task.endswith((", resident", "stored")):
+            others = [least(cell for cell in results.of(row, task) if is_meant(peer, cell)) for peer in than]
+            lines.append([f"{task} {row}", measured(ours), *(_times(other, ours) for other in others)])
     shown = table(("", OURS, *(f"than {name}" for name in than)), lines)
     return "\n\n".join([machine(results.about, versions=not rows), *[_QUICK] * results.about["quick"], shown])
 
