@@ -171,15 +171,6 @@ def test_an_array_beside_imported_references_hides_none(repo: txstore.Repository
     assert group["new"][:].tolist() == [0, 1, 2]
 
 
-def test_a_copy_below_a_path_of_an_empty_repository(repo: txstore.Repository, tmp_path: Path) -> None:
-    plain = zarr.open_group(tmp_path / "plain.zarr", mode="w", zarr_format=2)
-    plain.create_array("x", data=np.arange(10), chunks=(5,))
-    repo.import_from(tmp_path / "plain.zarr", "in/it")
-    with repo.transaction() as store:
-        zarr.create_array(store, name="new", data=np.arange(3))
-    assert zarr.open_group(repo.snapshot(), mode="r")["in/it/x"][:].tolist() == list(range(10))
-
-
 def test_a_copy_below_a_group_of_format_3(with_root: txstore.Repository, tmp_path: Path) -> None:
     plain = zarr.open_group(tmp_path / "plain.zarr", mode="w", zarr_format=2, attributes={"title": "plain"})
     plain.create_array("deep/x", data=np.arange(10), chunks=(5,))

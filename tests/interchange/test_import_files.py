@@ -19,7 +19,7 @@ from tests.tools.command_line import run
 from tests.tools.disk import run_python
 from txstore.interchange import arrays, hdf5_arrays
 from txstore.interchange.arrays import chunk_shape, same
-from txstore.interchange.netcdf_arrays import NetcdfArrays
+from txstore.interchange.hdf5_arrays import NetcdfArrays
 from txstore.interchange.places import Place
 
 h5py = pytest.importorskip("h5py")

@@ -33,8 +33,7 @@ from txstore.storage.file_systems import is_on_network
 from txstore.storage.foreign_files import Allowed
 from txstore.storage.interface import Storage
 from txstore.storage.kept import CACHE_SIZE, open_cache
-from txstore.storage.local import LocalStorage
-from txstore.storage.network import NetworkStorage
+from txstore.storage.local import LocalStorage, NetworkStorage
 from txstore.storage.objects.interface import open_objects
 from txstore.storage.objects.urls import archives_of, check_slashes, public
 from txstore.storage.remote import RemoteStorage
