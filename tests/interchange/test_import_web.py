@@ -127,6 +127,29 @@ def test_a_name_that_a_page_has_escaped(repo: txstore.Repository, tmp_path: Path
         repo.import_from(f"{serve(Escaping)}/a.zarr")
 
 
+@pytest.mark.parametrize("sent", ["bytes 2-5/8", "bytes 0-3/8"])
+def test_an_answer_that_is_another_range(serve: Serve, sent: str) -> None:
+    class Ranging(Handler):
+        def do_GET(self) -> None:
+            self.send_response(206)
+            self.send_header("Content-Range", sent)
+            self.send_header("Content-Length", "4")
+            self.end_headers()
+            self.wfile.write(b"abcd")
+
+    async def read() -> bytes:
+        fs = HTTPFileSystem(asynchronous=True, skip_instance_cache=True, get_client=web_sources.client)
+        async with await fs.set_session():
+            content: bytes = await fs._cat_file(f"{serve(Ranging)}/x", start=2, end=6)
+            return content
+
+    if sent == "bytes 2-5/8":
+        assert asyncio.run(read()) == b"abcd"
+        return
+    with pytest.raises(OSError, match="another range"):
+        asyncio.run(read())
+
+
 @pytest.mark.parametrize("page", ["<a" + " " * 100_000, "<a x " * 100_000, '<a href="?' + "<a  " * 100_000 + '">'])
 def test_a_page_that_takes_hours_to_search(repo: txstore.Repository, tmp_path: Path, serve: Serve, page: str) -> None:
     """One of 4 kB took a quarter of an hour, while no other thread could run."""

@@ -31,7 +31,7 @@ _PAGE = 64 << 20
 #: The parts of a page between which fsspec looks for links: begin and end of a tag, and the first link in it.
 _TAGS = re.compile(r"""<[aA](?=\s)|>|\s(?:href|HREF)=["']([^"']+)""")
 _URLS = re.compile(r"https?://[-a-zA-Z0-9@:%_+.~#?&/=]+")
-_RANGE = re.compile(r"bytes=(\d+)-(\d+)")
+_RANGE, _SENT = re.compile(r"bytes=(\d+)-(\d+)"), re.compile(r"bytes (\d+)-")
 
 
 class BoundedAnswer(aiohttp.ClientResponse):
@@ -45,6 +45,9 @@ class BoundedAnswer(aiohttp.ClientResponse):
     async def read(self) -> bytes:
         if self._body is None:
             wanted = _RANGE.fullmatch(self.request_info.headers.get("Range", ""))
+            sent = _SENT.match(self.headers.get("Content-Range", ""))
+            if wanted and sent and sent[1] != wanted[1]:
+                raise OSError("the server sends another range than it was asked for: it can't be read from")
             first, last = (int(wanted[1]), int(wanted[2])) if wanted else (0, self.whole - 1)
             length, passed, kept = last + 1 - first, first if self.status == 200 else 0, bytearray()
             async for piece in self.content.iter_chunked(_PIECE):
