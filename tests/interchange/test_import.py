@@ -307,6 +307,13 @@ def test_what_was_begun_with_another_source_is_not_gone_on_with(repo: txstore.Re
 # --- many, and far away
 
 
+def test_a_chunk_that_is_larger_than_memory(repo: txstore.Repository, tmp_path: Path) -> None:
+    """Of a chunk that is missing, all the fill values would be in memory."""
+    zarr.create_array(tmp_path / "a.zarr", shape=(1 << 45,), chunks=(1 << 44,), dtype="u1", fill_value=1)
+    with pytest.raises(txstore.SourceError, match=r"its chunks have 17,592,186,044,416 bytes each"):
+        repo.import_from(tmp_path / "a.zarr", concat=0)
+
+
 def test_rows_that_consolidated_metadata_do_not_know_are_joined(repo: txstore.Repository, tmp_path: Path) -> None:
     for part in ("part-0.zarr", "part-1.zarr"):
         group = zarr.open_group(tmp_path / part, mode="w")

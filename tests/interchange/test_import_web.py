@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import itertools
 import os
@@ -24,6 +25,7 @@ import pytest
 import yarl
 import zarr
 from fsspec.archive import AbstractArchiveFileSystem
+from fsspec.implementations.http import HTTPFileSystem
 from fsspec.implementations.tar import TarFileSystem
 
 import txstore
@@ -123,6 +125,80 @@ def test_a_name_that_a_page_has_escaped(repo: txstore.Repository, tmp_path: Path
     _write(tmp_path / "a.zarr", "x y")
     with pytest.raises(txstore.SourceError, match=r"x%20y.* has escapes"):
         repo.import_from(f"{serve(Escaping)}/a.zarr")
+
+
+@pytest.mark.parametrize("sent", ["bytes 2-5/8", "bytes 0-3/8"])
+def test_an_answer_that_is_another_range(serve: Serve, sent: str) -> None:
+    class Ranging(Handler):
+        def do_GET(self) -> None:
+            self.send_response(206)
+            self.send_header("Content-Range", sent)
+            self.send_header("Content-Length", "4")
+            self.end_headers()
+            self.wfile.write(b"abcd")
+
+    async def read() -> bytes:
+        fs = HTTPFileSystem(asynchronous=True, skip_instance_cache=True, get_client=web_sources.client)
+        async with await fs.set_session():
+            content: bytes = await fs._cat_file(f"{serve(Ranging)}/x", start=2, end=6)
+            return content
+
+    if sent == "bytes 2-5/8":
+        assert asyncio.run(read()) == b"abcd"
+        return
+    with pytest.raises(OSError, match="another range"):
+        asyncio.run(read())
+
+
+@pytest.mark.parametrize("page", ["<a" + " " * 100_000, "<a x " * 100_000, '<a href="?' + "<a  " * 100_000 + '">'])
+def test_a_page_that_takes_hours_to_search(repo: txstore.Repository, tmp_path: Path, serve: Serve, page: str) -> None:
+    """One of 4 kB took a quarter of an hour, while no other thread could run."""
+
+    class Long(Handler):
+        def answer(self, kind: str, content: bytes, **headers: str) -> None:
+            super().answer(kind, content + page.encode(), **headers)
+
+    _write(tmp_path / "a.zarr")
+    url = serve(Long)
+    repo.import_from(f"{url}/a.zarr")
+    assert len(repo.mapping()) == 6
+    assert not txstore.Repository(f"{url}/other.tx").exists
+
+
+def test_links_of_pages(serve: Serve) -> None:
+    """As fsspec finds them itself, but for spaces."""
+    page = """<A HREF='a'>x</A><a class="b"
+        href="b c">http://data.example/d e</a><a>href="f"</a><a href="http://127.0.0.1/g"><p href="h">
+        <a title=">" href="i">
+        <a href=""><link href='j'><area href="k"><a x<a y href="l" href="m">"""
+
+    class Given(Handler):
+        def do_GET(self) -> None:
+            self.answer("text/html", page.encode())
+
+    async def found(**options: Any) -> list[str]:
+        fs = HTTPFileSystem(asynchronous=True, skip_instance_cache=True, **options)
+        session = await fs.set_session()
+        names: list[str] = await fs._ls(f"{url}/", detail=False)
+        await session.close()
+        return sorted(names)
+
+    url = serve(Given)
+    assert asyncio.run(found(get_client=web_sources.client)) == asyncio.run(found())
+
+
+def test_a_directory_that_leads_to_itself(repo: txstore.Repository, serve: Serve) -> None:
+    class Endless(Handler):
+        def do_GET(self) -> None:
+            if self.path.endswith("zarr.json"):
+                self.answer("application/json", b'{"zarr_format": 3, "node_type": "group"}')
+            elif self.path.endswith(("format.json", "commits")):
+                self.send_error(404)
+            else:
+                self.answer("text/html", f'<a href="zarr.json"><a href="{"x" * 200}/">'.encode())
+
+    with pytest.raises(txstore.SourceError, match="has no end"):
+        repo.import_from(f"{serve(Endless)}/a.zarr")
 
 
 @pytest.mark.parametrize("concat", [None, "n"])

@@ -132,6 +132,14 @@ def test_a_file_of_json_with_templates_and_relative_urls(repo: txstore.Repositor
         repo.import_references(path, "again")
 
 
+@pytest.mark.parametrize("value", [b"abc", "abc", b"base64:YWJj", "base64:YWJj"])
+def test_a_value_in_a_manifest_is_what_fsspec_makes_of_it(repo: txstore.Repository, value: str | bytes) -> None:
+    """Parquet has values as bytes, and some of these are base64."""
+    refs = {".zgroup": '{"zarr_format": 2}', "x/0": value}
+    repo.import_references(refs)
+    assert fsspec.filesystem("reference", fo=refs).cat("x/0") == bytes(repo.mapping()["x/0"]) == b"abc"
+
+
 @pytest.mark.parametrize("url", ["{{a}}" * 60_000, "x" * 5000])
 def test_no_url_is_long(repo: txstore.Repository, url: str) -> None:
     """Templates of 500 KB would make a text of 12 GB. Any number of rows in Parquet may have the same long one."""

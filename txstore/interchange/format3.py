@@ -18,6 +18,8 @@ _SAME = {"gzip": ("level",), "zstd": ("level", "checksum")}
 _SHUFFLES = {0: "noshuffle", 1: "shuffle", 2: "bitshuffle"}
 #: Filters that encode Python objects as bytes.
 _SERIALIZERS = ("vlen-utf8", "vlen-bytes", "vlen-array", "json2", "msgpack2", "pickle", "categorize")
+#: Bytes: format 3 writes out a fill value that format 2 leaves out, and any document may declare long elements.
+_LONGEST_ELEMENT = 1 << 20
 _DIMENSIONS = "_ARRAY_DIMENSIONS"
 _MISSING = "_FillValue"
 
@@ -50,6 +52,8 @@ def array_in_format_3(document: Mapping[str, Any], attributes: Mapping[str, Any]
     document = {**document, "chunks": [max(size, 1) for size in document["chunks"]]}
     understood = ArrayV2Metadata.from_dict({**document, "attributes": {}})
     dtype, rank = understood.dtype, len(understood.shape)
+    if (size := dtype.to_native_dtype().itemsize) > _LONGEST_ELEMENT:
+        raise NoEquivalentError(f"its elements have {size:,} bytes each, and its fill value would have as many")
     fill_value: Any = understood.fill_value
     names = attributes.get(_DIMENSIONS)
     if isinstance(names, list) and len(names) == rank:

@@ -95,15 +95,14 @@ class Manifest:
 
     def _decoded(self, key: str, entry: Any) -> bytes | FileRange:
         match entry:
-            case bytes():
-                return entry
-            case str() if entry.startswith("base64:"):
+            case bytes() | str():
+                value = entry.encode() if isinstance(entry, str) else entry
+                if not value.startswith(b"base64:"):
+                    return value
                 try:
-                    return base64.b64decode(entry.removeprefix("base64:"), validate=True)
+                    return base64.b64decode(value.removeprefix(b"base64:"), validate=True)
                 except binascii.Error as error:
                     raise SourceError(self.url, f"the value of {key!r} is no base64: {error}") from None
-            case str():
-                return entry.encode()
             case dict():
                 return json.dumps(entry).encode()
             case [str(url)] | [str(url), None, None]:

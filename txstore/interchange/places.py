@@ -30,6 +30,7 @@ from zarr.storage import LocalStore, ZipStore
 from txstore._native import local
 from txstore.codecs import bounded_codecs
 from txstore.errors import SourceError
+from txstore.format.keys import MAX_KEY_BYTES
 from txstore.storage.foreign_values import version_of
 from txstore.storage.objects.urls import LOCAL, archives_of, check_slashes, missing_package, public
 from txstore.storage.request_threads import in_parallel
@@ -50,6 +51,8 @@ _NETCDF_NAMES = (".nc", ".nc4", ".cdf", ".netcdf")
 #: fsspec's caching protocols.
 _CACHES = {"blockcache", "cached", "filecache", "simplecache"}
 _WEB = {"http", "https"}
+#: How many files the pages of a web server lead to at most: it may make them up.
+_MOST_LINKED = 1 << 22
 #: For how many sizes an import asks an open store at a time.
 _AT_A_TIME = 64
 #: How a zip file packs what is unpacked as far as it is asked for: not at all, and by deflate. None: of other files.
@@ -208,7 +211,11 @@ class Place:
         self.fs.invalidate_cache()
         begin = len(self._above)
         try:
-            found = {path[begin:]: info for path, info in _found_below(self.fs, self.root)}
+            found = {}
+            for path, info in _found_below(self.fs, self.root):
+                found[path[begin:]] = info
+                if self._is_web and len(found) > _MOST_LINKED:
+                    raise SourceError(self.url, f"its pages lead to more than {_MOST_LINKED:,} files")
         except OSError as error:
             raise SourceError(self.url, f"not every directory could be listed: {error}") from error
         if self._is_web:
@@ -474,6 +481,8 @@ def _found_below(fs: Any, root: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
             if info["type"] != "directory":
                 yield path, info
             elif path != above.rstrip("/"):  # some list the directory, too
+                if len(path) - len(root) > MAX_KEY_BYTES:  # a link may lead back
+                    raise OSError(f"{path[:100]!r}... has no end")
                 directories.append(path)
 
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable, Mapping, Sequence
+from math import prod
 from typing import Any
 
+from txstore.codecs import bounded_codecs
 from txstore.errors import CorruptionError, SourceError
 from txstore.format.consolidated import is_consolidated, plain_document
 from txstore.format.keys import document_key, encode_key, is_document
@@ -106,8 +108,14 @@ class ZarrArrays:
             for path, node in nodes.items()
             if isinstance(node, zarr.Array) and not is_excluded(path, exclude)
         }
-        for array in arrays.values():
+        for path, array in arrays.items():
             made_own(array)
+            chunk = array.shards or array.chunks
+            size = prod(map(min, chunk, array.shape)) * array.dtype.itemsize
+            if size > bounded_codecs.MOST_IN_MEMORY:
+                most = f"{bounded_codecs.MOST_IN_MEMORY:,} at once (2 GiB, or an eighth of its memory)"
+                told = f"its chunks have {size:,} bytes each, and on this machine an import reads at most {most}"
+                raise place.refused(path, told)
         self.arrays = {path: _array(array) for path, array in arrays.items()}
 
     def close(self) -> None:
