@@ -43,8 +43,8 @@ def commands() -> set[str]:
 @pytest.fixture
 def hostile(open_repo: Callable[..., txstore.Repository], monkeypatch: pytest.MonkeyPatch) -> txstore.Repository:
     """A repository in which every text that can be anything is."""
-    monkeypatch.setattr("txstore.history.publisher.this_user", lambda: STEERING)
-    monkeypatch.setattr("txstore.transactions.begin_checks.this_user", lambda: STEERING)
+    monkeypatch.setattr("txstore.history.new_commit.this_user", lambda: STEERING)
+    monkeypatch.setattr("txstore.transactions.transaction.this_user", lambda: STEERING)
     repo = open_repo()
     properties = {STEERING: STEERING, "nan": float("nan"), "inf": [float("inf"), {"-": -float("inf")}]}
     with repo.transaction(STEERING, properties=properties) as store:

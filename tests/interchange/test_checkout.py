@@ -18,7 +18,7 @@ import zarr
 import txstore
 from tests.interchange.test_export import files
 from txstore.format.consolidated import plain_document
-from txstore.interchange import checkout, checkout_state
+from txstore.interchange import checkout
 from txstore.interchange.zarr_arrays import in_parallel
 from txstore.views import Coarsen
 
@@ -107,7 +107,7 @@ def test_a_conflict_changes_nothing_and_a_branch_takes_it(filled: txstore.Reposi
         with pytest.raises(txstore.ConflictError):
             filled.commit_directory(out, branch=branch)
         assert files(out) == before
-    state = checkout_state.read(str(out))
+    state = checkout.read_state(str(out))
     assert state is not None
     assert (state.branch, state.pending) == ("main", {})
     filled.branches["mine"] = base
@@ -289,17 +289,17 @@ def test_bad_places(filled: txstore.Repository, tmp_path: Path, open_repo: Calla
     with pytest.raises(txstore.CheckoutError, match="y/link"):
         filled.commit_directory(out)
     (out / "y/link").unlink()
-    os.chmod(checkout_state.path_of(str(out)), 0o666)
+    os.chmod(checkout.state_path(str(out)), 0o666)
     with pytest.raises(txstore.CheckoutError, match="only you"):
         filled.commit_directory(out)
-    os.chmod(checkout_state.path_of(str(out)), 0o600)
+    os.chmod(checkout.state_path(str(out)), 0o600)
     for key in files(out):
         (out / key).unlink()
     with pytest.raises(txstore.CheckoutError, match="it is empty"):
         filled.commit_directory(out)
     filled.checkout(out)
     assert has(out, filled)
-    Path(checkout_state.path_of(str(out))).write_text("{")
+    Path(checkout.state_path(str(out))).write_text("{")
     with pytest.raises(txstore.CheckoutError, match="can't be read"):
         filled.commit_directory(out)
 
@@ -449,7 +449,7 @@ def test_what_is_erased_while_it_looks_at_the_files_does_not_come_back(filled, t
         txstore.Repository(filled.url).erase("a/x", {"row": 1}, positions=True)
         return 0
 
-    monkeypatch.setattr(checkout_state, "until_settled", erase)
+    monkeypatch.setattr(checkout, "until_settled", erase)
     with pytest.raises(txstore.CheckoutError, match="erased since"):
         filled.commit_directory(out)
     assert read(filled.snapshot(), "a/x")[:2] == [0, 0]

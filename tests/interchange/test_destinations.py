@@ -18,9 +18,8 @@ from tests.interchange.test_export import files
 from tests.system.remote.conftest import server_of  # noqa: F401 - a fixture
 from tests.tools.command_line import run
 from txstore.interchange.destinations import LocalDestination, ObjectDestination, open_destination
-from txstore.interchange.export import MARKER
-from txstore.interchange.published_state import STATE
-from txstore.serving.page_files import put_page
+from txstore.interchange.publish import MARKER, STATE
+from txstore.serving.files import put_page
 from txstore.storage.objects.interface import open_objects
 
 DEAR = b"dear"

@@ -15,8 +15,8 @@ from tests.store.test_codecs import CODECS_2, CODECS_3, NUMERIC_DTYPES, OTHER_DT
 from tests.tools.command_line import assert_refused, run, run_json
 from txstore.format.consolidated import plain_document
 from txstore.interchange.destinations import LocalDestination
-from txstore.interchange.export import MARKER
 from txstore.interchange.places import Place
+from txstore.interchange.publish import MARKER
 
 pytestmark = pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
 

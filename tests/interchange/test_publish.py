@@ -23,7 +23,7 @@ from tests.interchange.copies import check_copy, chunks_of, tree_of
 from tests.maintenance.erased_rows import leaks
 from txstore.interchange import publish as publishing
 from txstore.interchange.destinations import LocalDestination
-from txstore.interchange.published_state import STATE
+from txstore.interchange.publish import STATE
 
 ROOT = Path(__file__).parents[2]
 #: How many reads beside a writer.

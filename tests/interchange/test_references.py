@@ -22,8 +22,8 @@ from tests.interchange.test_export import cases, files, write_case
 from tests.system.remote.conftest import server_of  # noqa: F401 - a fixture
 from tests.system.remote.servers import Server
 from tests.tools.command_line import assert_refused, run, run_json
-from txstore.interchange import reference_parquet, references
-from txstore.interchange.reference_parquet import INLINE_BELOW, Reference, entries
+from txstore.interchange import references
+from txstore.interchange.references import INLINE_BELOW, Reference, entries
 
 pytest.importorskip("fastparquet")
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")]
@@ -311,7 +311,7 @@ def test_xarray_takes_for_missing_what_was_missing(repo: txstore.Repository, tmp
 
 
 def test_parquet_of_many_chunks(repo, tmp_path, read, monkeypatch):
-    monkeypatch.setattr(reference_parquet, "RECORD", 100)
+    monkeypatch.setattr(references, "RECORD", 100)
     data = np.arange(9 * 121).reshape(9, 121)
     with repo.transaction() as store:
         zarr.open_group(store).create_array("x", data=data, chunks=(1, 2))

@@ -18,7 +18,7 @@ from tests.system.processes.test_descriptors import AT_MOST, held
 from tests.tools.waiting import wait_until
 from tests.tools.workers import SPAWN
 from txstore.loaders import Samples, SampleStream, reading
-from txstore.loaders.order import Order
+from txstore.loaders.reading import Order
 
 pytestmark = pytest.mark.long
 

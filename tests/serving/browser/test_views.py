@@ -641,6 +641,6 @@ def test_who_stages_what_and_who_holds_locks(look: Look, tmp_path: Path) -> None
     expect(article.locator(".badge.sealed")).to_have_count(2)
     staged = repo.engine.existing("ten-years")
     staged.commit()
-    staged.participation.leave()
+    staged.lifecycle.leave()
     expect(page.locator(".work")).to_contain_text("Nothing is staged.")
     expect(page.locator(".work")).to_contain_text("No lock is held.")

@@ -101,7 +101,7 @@ def test_such_a_key_that_a_participant_has_staged(repo, key, kind):
             other[key] = b"1"
         else:
             other.delete_dir(key)
-        other.participation.leave()
+        other.lifecycle.leave()
     with pytest.raises(txstore.CorruptionError, match=r"is no (key|prefix)"):
         store.commit()
     store.rollback()

@@ -164,7 +164,7 @@ BY_MISTAKE = {
 
 @pytest.mark.parametrize("call", BY_MISTAKE)
 def test_a_link_to_the_repository_can_not_be_overwritten(tmp_path, call):
-    """docs/how-to/maintenance.md, "Guards". Nothing inside of the repository could prevent it: rmtree comes first."""
+    """docs/how-to/guards.md. Nothing inside of the repository could prevent it: rmtree comes first."""
     pytest.importorskip("xarray")
     (tmp_path / "data.tx").symlink_to("data.tx.d")
     (tmp_path / "data.tx.d").mkdir()

@@ -64,7 +64,7 @@ path = sys.argv[1]
 
 @pytest.mark.parametrize("call", BY_MISTAKE)
 def test_a_repository_of_ones_own_that_is_read_only_can_not_be_overwritten(repository, call):
-    """docs/how-to/maintenance.md, "Guards"."""
+    """docs/how-to/guards.md."""
     if USER is not None:
         for found in [repository, *repository.rglob("*")]:
             os.chown(found, USER, USER)

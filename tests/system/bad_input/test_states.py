@@ -12,7 +12,7 @@ import zarr
 import txstore
 from tests.tools.inside import staged
 from tests.tools.upkeep import tree
-from txstore.history import publisher as publishing
+from txstore.history import new_commit as publishing
 
 
 @pytest.fixture

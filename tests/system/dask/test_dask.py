@@ -154,7 +154,7 @@ def test_a_process_is_one_participant_however_many_tasks_it_has(client, repo):
             tasks = [client.submit(put, store, f"k{number}/{i}", workers=[worker]) for i in range(10)]
             client.gather(tasks)
         assert len(store.changes()["participants"]) == WORKERS
-        shared = store.mapping._staging.members.shared
+        shared = store.mapping.staging.members.shared
         assert len([number for number in shared.participants() if number]) == WORKERS
     assert committed(repo) == [1] * 800
 

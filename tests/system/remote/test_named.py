@@ -231,7 +231,7 @@ def test_who_could_not_hold_the_record_for_long_does_not_commit(repo, monkeypatc
     with repo.transaction(name=NAME) as store:
         store["a"] = value_of("a")
     transaction = existing(repo, NAME)
-    shared = transaction._staging.members.shared
+    shared = transaction.staging.members.shared
     seal = shared.seal
 
     def seal_and_sleep() -> None:

@@ -16,7 +16,7 @@ from txstore.history import opening
 from txstore.history.opening import open_storage
 from txstore.storage import file_systems, local, tree
 from txstore.storage.capabilities import NETWORK
-from txstore.storage.network import NetworkStorage
+from txstore.storage.local import NetworkStorage
 
 pytestmark = pytest.mark.long
 

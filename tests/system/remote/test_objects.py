@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from tests.system.remote.conftest import STORES, with_engine
-from txstore.storage.objects import async_backend, azure, obstore_backend
+from txstore.storage.objects import async_backend, fsspec_backends, obstore_backend
 from txstore.storage.objects.interface import Object, check_creation, open_objects
 
 pytestmark = pytest.mark.long
@@ -131,7 +131,7 @@ def test_listings_are_of_now(objects):
 
 def test_a_long_listing(objects, server, monkeypatch):
     monkeypatch.setattr(async_backend.PagedBackend, "page", 7)
-    monkeypatch.setattr(azure, "PAGE", 7)
+    monkeypatch.setattr(fsspec_backends, "PAGE", 7)
     number = int(os.environ.get("TXSTORE_LONG_LISTING", 30))  # with 1100 obstore needs another page, too
     with ThreadPoolExecutor(16) as threads:
         list(threads.map(lambda i: objects.put(f"l/{i:05}", [b"x"]), range(number)))

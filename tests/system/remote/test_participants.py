@@ -302,9 +302,9 @@ def test_a_forked_child_reads_what_its_parent_has_only_in_memory(repo, store):
 
 def test_who_could_not_renew_its_lease_for_long_stages_no_more(repo, store):
     """What it has staged may have been deleted."""
-    store.mapping.participation.share()
+    store.mapping.lifecycle.share()
     store["before"] = b"1"
-    lease = store.mapping._staging.part.writer._lease
+    lease = store.mapping.staging.part.writer._lease
     with lease._closing:  # or it may be renewed at this moment
         lease._renewed -= leases.KEPT  # as if the machine had slept
     with pytest.raises(OSError, match=r"could not be renewed .* begin anew"):
