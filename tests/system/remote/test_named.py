@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 import txstore
-from tests.system.processes.ranks import KEYS, NAME, ranks, value_of
+from tests.system.processes.ranks import KEYS, NAME, Refused, ranks, value_of
 from tests.system.remote import lease_times
 from tests.system.remote.repositories import again, assert_tidy, opened
 from tests.system.remote.servers import Server
@@ -65,6 +65,24 @@ def test_ranks_and_a_restart(repo):
     existing(again(repo), NAME).commit()
     assert content(repo) == [f"{number}/{key}" for number in range(3) for key in "ab"]
     assert named(repo) == []
+    assert_tidy(repo)
+
+
+def test_it_goes_on_while_anybody_lives(repo):
+    with crew(repo, 2) as (one, other):
+        assert one.do("join") == other.do("join")
+        one.do("put", "a")
+        other.do("put", "b")
+        one.do("leave")
+        time.sleep(lease_times.TERM + 2 * lease_times.BEAT)  # the other is silent, and lives
+        with pytest.raises(Refused, match=f"process {other.process.pid} on .* may still stage"):
+            one.do("join")
+            one.do("commit")
+        other.do("rest")
+        other.kill()  # now it is known for sure that it is dead, as soon as that can be known
+        one.do("put", "b")
+        one.do("commit")
+    assert content(repo) == ["a", "b"]
     assert_tidy(repo)
 
 
