@@ -212,7 +212,7 @@ def test_it_gets_on_beside_those_who_rewrite_everything(open_repo, monkeypatch):
     repo, other = open_repo(durability="none"), open_repo(durability="none")
     model = rewrite(repo, 20)
     overtaken = []
-    publish = optimize.Publisher.publish
+    publish = optimize.NewCommit.publish
 
     def overtake(self, *args):
         if self.message == "optimize":
@@ -220,7 +220,7 @@ def test_it_gets_on_beside_those_who_rewrite_everything(open_repo, monkeypatch):
             overtaken.append(None)
         return publish(self, *args)
 
-    monkeypatch.setattr(optimize.Publisher, "publish", overtake)
+    monkeypatch.setattr(optimize.NewCommit, "publish", overtake)
     assert repo.optimize() is not None
     assert 1 <= len(overtaken) <= 3
     assert content(repo) == model
@@ -234,14 +234,14 @@ def test_it_gives_up_where_that_would_take_long(open_repo, monkeypatch):
     repo, other = open_repo(durability="none"), open_repo(durability="none")
     model = rewrite(repo, 20)
     monkeypatch.setattr(optimize, "MERGED_UNDER_LOCK", 4)
-    publish = optimize.Publisher.publish
+    publish = optimize.NewCommit.publish
 
     def overtake(self, *args):
         if self.message == "optimize":
             model.update(rewrite(other, 2, each=10))
         return publish(self, *args)
 
-    monkeypatch.setattr(optimize.Publisher, "publish", overtake)
+    monkeypatch.setattr(optimize.NewCommit, "publish", overtake)
     assert repo.optimize() is None
     assert content(repo) == model
     assert packs(repo) == []

@@ -72,6 +72,9 @@ class RangeLocks:
         lost = [slot for run in runs(slots) if not self._bytes.try_lock(run.start, len(run)) for slot in run]
         return lost or None
 
+    def close(self) -> None:
+        self.file.close()
+
     def _wait(self, run: range, deadline: float | None, yielding_until: float) -> None:
         def attempt() -> bool:
             if time.monotonic() < yielding_until and self._is_wanted(run):
@@ -168,6 +171,10 @@ class StripeLocks:
         with self._mutex:
             lost = {stripe for stripe in self._by_stripe(slots) if not self._stripes.is_intact(stripe)}
         return [slot for slot in slots if slot % STRIPES in lost] or None
+
+    def close(self) -> None:
+        self._stripes.close()
+        self.file.close()
 
     def _by_stripe(self, slots: list[int]) -> dict[int, set[int]]:
         """Group slots by stripe, ascending, so that two calls never wait for each other."""

@@ -78,6 +78,9 @@ class Exclusion(Protocol):
         An empty list: only slots that have been released since were lost.
         """
 
+    def close(self) -> None:
+        """Unlock everything, and leave the lock file."""
+
 
 #: The things that owners queue for: slots of a lock file, or the keys themselves.
 S = TypeVar("S", int, str)

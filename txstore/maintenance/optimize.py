@@ -24,7 +24,7 @@ from txstore.format import packfile
 from txstore.format.commitfile import DataPack, RunName, Section
 from txstore.format.packfile import PackName
 from txstore.history.commits import Commits
-from txstore.history.publisher import Contents, Publisher, SyncFailedError, align
+from txstore.history.new_commit import Contents, NewCommit, SyncFailedError, align
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.maintenance.reachable import Reachable
 from txstore.progress import Progress
@@ -143,7 +143,7 @@ def optimize(
         try:
             made = optimizer.run()
         finally:
-            copies.close(published=optimizer.publisher.proposed)
+            copies.close(published=optimizer.new.proposed)
     except SyncFailedError as error:
         raise_if_full(error.cause)
         raise error.cause from None
@@ -349,7 +349,7 @@ class _Copies:
 
 
 class _Optimizer:
-    """The commit that publishes the new places: a `Plan` of `history.publisher`, tried a few times."""
+    """The commit that publishes the new places, tried a few times."""
 
     def __init__(
         self, commits: Commits, snapshots: Snapshots, head: Snapshot, copies: _Copies, *, branch: str, durable: bool
@@ -360,9 +360,7 @@ class _Optimizer:
         self.copies = copies
         self.branch = branch
         self.writer = commits.staged.new(copies.id, 0)
-        self.publisher = Publisher(
-            commits, self.writer, copies.packs(), branch=branch, durable=durable, message="optimize"
-        )
+        self.new = NewCommit(commits, self.writer, copies.packs(), branch=branch, durable=durable, message="optimize")
         # Of one attempt:
         self.inputs: tuple[RunName, ...] = ()
         self.merged: tuple[Section, RunName] | None = None  # replaces `inputs`
@@ -376,9 +374,9 @@ class _Optimizer:
                 if (stored := self._attempt()) is not None:
                     break
         finally:
-            if stored is None and not self.publisher.proposed:
-                self.publisher.withdraw_packs()
-            if self.writer.close() and stored is None and not self.publisher.proposed:
+            if stored is None and not self.new.proposed:
+                self.new.withdraw_packs()
+            if self.writer.close() and stored is None and not self.new.proposed:
                 self.commits.storage.delete(self.writer.path)
         return stored
 
@@ -395,8 +393,8 @@ class _Optimizer:
         if not self.inputs and self.may_wait:
             return None
         self.merged = self._append(self.head, len(self.inputs), self.copies.run_of) if self.inputs else None
-        self.publisher.prepare(self.head.stored)
-        return self.publisher.publish(self)
+        self.new.prepare(self.head.stored)
+        return self.new.publish(self.catch_up, self.contents)
 
     def catch_up(self) -> Snapshot:
         return self.snapshots.newest(self.branch)
@@ -416,8 +414,8 @@ class _Optimizer:
 
     def _append(self, head: Snapshot, oldest: int, relocated: Callable[[int, int], Mapped]) -> tuple[Section, RunName]:
         content = self._merge(head, oldest, relocated(oldest, len(head.run_names)))
-        self.publisher.end = align(self.writer.size)
-        section = self.publisher.append(content)
+        self.new.end = align(self.writer.size)
+        section = self.new.append(content)
         return section, index.name_run(content, 0, section.offset)
 
     def _merge(self, head: Snapshot, oldest: int, relocated: Mapped) -> Mapped:
