@@ -408,7 +408,7 @@ class ErasedError(TxStoreError):
 
 
 class ErasureError(TxStoreError):
-    """TxStore can't erase these paths yet: nothing was changed, and the message says what to do first."""
+    """TxStore can't erase these paths yet. The message says what to do first, and whether anything was changed."""
 
     def __init__(self, paths: Sequence[str], reason: str) -> None:
         self.paths = tuple(paths)

@@ -29,6 +29,7 @@ from txstore.errors import (
     keeps_nothing,
 )
 from txstore.feeds.named_feeds import Feeds
+from txstore.format import names
 from txstore.format.constraints import Constraint, Frozen
 from txstore.format.display import html_head, html_lines
 from txstore.format.records import SNAPSHOT, Isolation
@@ -205,8 +206,8 @@ class Repository:
 
     @property
     def exists(self) -> bool:
-        """Whether a process has written anything here."""
-        return self.engine.exists()
+        """Whether a process has written anything here, and nobody has deleted the repository since."""
+        return self.engine.exists() and self.engine.storage.exists(names.FORMAT)
 
     if not TYPE_CHECKING:  # a type checker that sees `__getattr__` accepts every misspelled name
 
@@ -230,8 +231,8 @@ class Repository:
         try:
             if not self.exists:
                 return f"{head} nothing was written yet"
-            names = ", ".join(self.branches)
-            told = [f"{len(self.branches)} branches: {names}" if len(self.branches) > 1 else f"branch {names}"]
+            branches = ", ".join(self.branches)
+            told = [f"{len(self.branches)} branches: {branches}" if len(self.branches) > 1 else f"branch {branches}"]
             told += [f"tags: {', '.join(self.tags)}"] if self.tags else []
             newest = self.log(limit=_SHOWN_COMMITS)
             return (
@@ -420,7 +421,7 @@ class Repository:
 
     def _retry_turn(self, arguments: Mapping[str, Any]) -> AbstractContextManager[RetryTurn | None]:
         """Return the turn that this process takes if it has met conflicts; None where processes take no turns."""
-        if arguments.get("name") is not None or arguments.get("lock") is not None or not self.exists:
+        if arguments.get("name") is not None or arguments.get("lock") is not None or not self.engine.exists():
             return nullcontext()
         return self.engine.storage.retry_turn(self.engine.branch(arguments.get("branch", MAIN)))
 
@@ -702,7 +703,7 @@ class Repository:
     def head(self, branch: str = MAIN) -> Commit | None:
         """Return the newest commit of a branch. None if the branch has no commits, or there is no repository yet."""
         branch = self.engine.branch(branch)
-        stored = self.engine.commits.head(branch) if self.exists else None
+        stored = self.engine.commits.head(branch) if self.engine.exists() else None
         return None if stored is None else stored.commit
 
     def commit(self, at: At, *, branch: str = MAIN) -> Commit:

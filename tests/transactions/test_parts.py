@@ -189,7 +189,8 @@ def test_nothing_is_merged_that_codecs_lose(repo: txstore.Repository, monkeypatc
     write_part(mine, KEY, slice(0, 1), 1)
     write_part(theirs, KEY, slice(7, 8), 1)
     theirs.commit()
-    monkeypatch.setattr("txstore.codecs.chunk_codec.bits", lambda chunk: object())
+    # The written elements are compared, too, and these are the same.
+    monkeypatch.setattr("txstore.codecs.chunk_codec.bits", lambda chunk: object() if chunk.size > 1 else b"")
     with pytest.raises(ConflictError, match="lose"):
         mine.commit()
     monkeypatch.undo()

@@ -39,6 +39,7 @@ from txstore.errors import (
     ErasureTimeoutError,
     NodeNotFoundError,
     SnapshotExpiredError,
+    ViewError,
     warn,
 )
 from txstore.format import names, packfile
@@ -65,6 +66,7 @@ T = TypeVar("T")
 _LOOK_AGAIN = 0.05  # seconds
 #: Checks for remaining values, while other processes can't be kept from committing.
 _ROUNDS = 5
+_DELETED = "The newest commits have it no more, the older ones still have it"
 
 
 #: Deletes the paths from a head of a branch with a commit, or overwrites the rows. With `asks=True` it changes nothing.
@@ -301,7 +303,7 @@ class _Erasing:
                 "delete them",
             )
 
-    def _check_views(self) -> None:
+    def _check_views(self, done: str = "Nothing was changed") -> None:
         """Refuse sources of views: what was derived from them tells of them. Refuse outputs: they are derived again."""
         for branch in living_branches(self._commits):
             head = self._commits.head(branch)
@@ -311,13 +313,13 @@ class _Erasing:
                     raise ErasureError(
                         self.paths,
                         f"the view {name!r} derives {_shown(view.outputs)} from it: drop the view, and erase its "
-                        "outputs, too, or delete them and let a vacuum expire these commits",
+                        f"outputs, too, or delete them and let a vacuum expire these commits. {done}",
                     )
                 if any(is_related(output, path) for output in view.outputs for path in self.paths):
                     raise ErasureError(
                         self.paths,
                         f"the view {name!r} derives it from {_shown(view.sources)}, and would derive it again: drop "
-                        "the view, and erase its sources, too",
+                        f"the view, and erase its sources, too. {done}",
                     )
 
     def _check_met(self, found: Survey) -> None:
@@ -492,11 +494,11 @@ class _Erasing:
     def _delete_until_unread(self) -> dict[str, int]:
         """Wait for readers of the paths, and delete what they have committed; return as `_delete_everywhere`."""
         while True:
-            self._wait(done="The newest commits have it no more, the older ones still have it")
+            self._wait(done=_DELETED)
             # An optimize that we waited for may have committed copies. So the erased range ends only here.
             deleted, until = self._deleted, self._delete_everywhere()
             if self._deleted == deleted:
-                self._check_views()  # one may have been declared on what the last commits had
+                self._check_views(_DELETED)  # one may have been declared on what the last commits had
                 return until
 
     def _delete_everywhere(self) -> dict[str, int]:
@@ -524,6 +526,9 @@ class _Erasing:
             except (ConflictError, SnapshotExpiredError):
                 if self._deadline is not None and time.monotonic() >= self._deadline:
                     raise
+            except ViewError:
+                self._check_views(_DELETED if self._deleted > 1 else "Nothing was changed")
+                raise
 
     def _ask(self, branch: str) -> None:
         """Raise what the commit that deletes the paths from a branch would raise, before anything is changed."""

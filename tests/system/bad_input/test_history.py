@@ -171,6 +171,7 @@ def test_a_repository_that_was_taken_away_is_not_told_to_be_empty(history):
     repos = {name: txstore.Repository(url, create=False) for name in looks}  # it is known to be there: nothing more
     away = Path(url).rename(f"{url}.away")
     try:
+        assert not repos["get"].exists
         for name, look in looks.items():
             for repo in (repos[name], history):
                 with pytest.raises(txstore.RepositoryNotFoundError, match="was here and is gone"):

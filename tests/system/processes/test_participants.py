@@ -16,7 +16,9 @@ import zarr
 
 import txstore
 from tests.tools.members import Member, append, committed, fill, fill_region, get, locked, members, put
+from tests.tools.waiting import wait_until
 from tests.tools.workers import QUICK, SPAWN, TIMEOUT, run_threads
+from txstore.storage import local
 from txstore.store import TxStore
 
 METHODS = ["spawn", "forkserver", "fork"]
@@ -114,6 +116,66 @@ def test_halves_of_one_chunk_under_a_lock(repo, store):
         first.do(locked, "x", np.s_[1:3], fill, "x", 1, 3, 3)  # what it had read before is not what it writes back
     store.commit()  # the two were killed, and their operations had ended
     assert committed(repo)[:4] == [1, 3, 3, 2]
+
+
+def fill_in_block(store: TxStore, start: int, stop: int, value: int) -> None:
+    with store:
+        fill(store, "x", start, stop, value)
+
+
+def look(store: TxStore) -> list[str]:
+    return [*zarr.open_group(store, mode="r")]
+
+
+def test_a_block_over_parts_that_its_process_wrote_before_and_after_it_saw_others(repo, store):
+    """A frame of the block said that the first part was seen, and seemed to know nothing of the second."""
+    with members(store, 2) as (first, second):
+        first.do(fill, "x", 1, 3, 1)
+        second.do(fill, "x", 0, 1, 2)
+        first.do(look)
+        first.do(fill, "x", 2, 4, 3)
+        first.do(fill_in_block, 1, 4, 4)
+        store.commit()
+    assert committed(repo)[:4] == [2, 4, 4, 4]
+
+
+def hold_when_told(directory: str) -> None:
+    """A process that stands still when it has created a file and does not hold it yet."""
+    hold = local._hold
+
+    def hold_late(descriptor: int) -> bool:
+        Path(directory, "created").touch()
+        wait_until(Path(directory, "go on").exists)
+        return hold(descriptor)
+
+    local._hold = hold_late
+
+
+def test_who_joins_while_another_creates_its_file_does_not_take_it_for_dead(repo, store, tmp_path):
+    with (
+        members(store, 1, first=partial(hold_when_told, str(tmp_path))) as (slow,),
+        members(store, 1, joined=False) as (other,),
+    ):
+        slow.begin(locked, "x", np.s_[0:2], fill, "x", 0, 2, 1)
+        wait_until((tmp_path / "created").exists)
+        other.do(get, "x/zarr.json")
+        (tmp_path / "go on").touch()
+        slow.answer()
+        other.do(locked, "x", np.s_[1:3], fill, "x", 1, 3, 3)
+        store.commit()
+    assert committed(repo)[:4] == [1, 3, 3, 0]
+
+
+@pytest.mark.parametrize("is_killed", [False, True])
+def test_after_a_block_its_process_goes_on_where_the_block_ended(repo, store, is_killed):
+    """It wrote over the state from before the block. If it was killed later, its write counted as repeated."""
+    with members(store, 1) as (worker,):
+        worker.do(fill_in_block, 0, 3, 1)
+        worker.do(fill, "x", 1, 2, 2)
+        if is_killed:
+            worker.kill()
+        store.commit()
+    assert committed(repo)[:4] == [1, 2, 1, 0]
 
 
 def test_halves_of_one_chunk_without_a_lock(repo, store):
