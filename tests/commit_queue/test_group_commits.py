@@ -370,7 +370,7 @@ def test_all_die_when_the_group_commit_is_decided(url, meet, impatient, monkeypa
 def test_nothing_is_put_above_a_gap(url, meet, impatient, monkeypatch):
     """Else nobody could read the head when all those have died whose commits lie in the gap, and know of it."""
     later = staged(url, "later")
-    commits = later._staging._commits
+    commits = later.staging._commits
     meet(url, CREW)
 
     with all_die_when_it_is_decided(url, monkeypatch):
@@ -457,7 +457,7 @@ def test_a_group_commit_of_those_who_have_slept_is_not_taken_for_history(
     monkeypatch.setattr(group_commits, "TRUSTED", -1.0)  # it was for long
     monkeypatch.setattr(awake.engine.commits.store._contention, "is_contended", lambda branch: False)  # it joins nobody
     for each in slept:
-        commits = each._staging._commits
+        commits = each.staging._commits
         heads = commits.store
         heads._looks.note("main", Look(time.monotonic() - 60, time.time() - 60))
         monkeypatch.setattr(heads, "to_follow", heads._known.of)
@@ -504,7 +504,7 @@ def test_a_version_that_is_free_below_others_was_freed(far, impatient):
     for number in range(3):
         set_keys(txstore.Repository(url), {"a/zarr.json": GROUP % number}, f"awake {number}")
     for version in range(3):
-        transaction._staging.storage.objects.delete([names.commit_path("main", version)])
+        transaction.staging.storage.objects.delete([names.commit_path("main", version)])
     with pytest.raises(txstore.CommitUnknownError):
         transaction.commit()
     assert [is_taken(url, version) for version in range(5)] == [False, False, False, True, False]

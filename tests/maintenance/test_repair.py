@@ -241,6 +241,15 @@ def test_a_torn_head_is_moved_away(written, path, length):
     assert f"commits/main/{LAST:010d}" in quarantined(path)
 
 
+def test_a_header_that_its_footer_contradicts_is_never_made_right_by_another_footer(written, path):
+    """Its message has two wrong bits. The header has no checksum of its own: the footer's is all that tells."""
+    file = commit_file(path, LAST)
+    overwrite(file, file.read_bytes().rindex(b"last"), b"LASt")
+    report = repaired(path)
+    assert ["was durable here" in fault.reason for fault in report.faults] == [True]
+    assert txstore.Repository(path).head().message == "fifth"
+
+
 def test_commits_that_a_power_loss_has_torn(tmp_path):
     """With durability="none" any of the newest may be torn: the newest that is whole is the head again."""
     path = tmp_path / "data.tx"

@@ -5,6 +5,7 @@ import os
 import pickle
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -152,16 +153,13 @@ def test_a_dry_run_changes_nothing_and_says_what_would_be(open_repo, tmp_path):
     assert tree(repo) == before
     assert repo.head() == head
     assert content(repo, 0)
-    done = repo.vacuum(keep=2)
-    assert (done.oldest_kept, done.expired, done.files, done.bytes) == (
-        told.oldest_kept,
-        told.expired,
-        told.files,
-        told.bytes,
-    )
-    gone = before.keys() - tree(repo).keys()
-    assert len(gone) == done.files
-    assert sum(before[path] for path in gone) == done.bytes
+    for _ in range(3):  # the first deletes no record of an older oldest kept version
+        before, told = tree(repo), repo.vacuum(keep=2, dry_run=True)
+        done = repo.vacuum(keep=2)
+        assert done == replace(told, dry_run=False)
+        gone = before.keys() - tree(repo).keys()
+        assert len(gone) == done.files
+        assert sum(before[path] for path in gone) == done.bytes
 
 
 def test_what_is_left_is_what_is_needed(open_repo):

@@ -8,7 +8,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
@@ -236,6 +236,7 @@ class History(RuleBasedStateMachine):
     readers = Bundle("readers")
     open_ones = Bundle("open_ones")
     pins_are_seen = True
+    are_leftovers = False  # a killed process may have left staged files: a vacuum counts them, and `tree` doesn't
     options: ClassVar[dict[str, Any]] = {"durability": "none"}
 
     def url_of(self, folder: str) -> str:
@@ -257,19 +258,23 @@ class History(RuleBasedStateMachine):
         self.opened: list[Transaction] = []
         with self.repo.begin() as tx:
             content: Content = {}
-            step(self.repo, tx, content, [], "put", 2, 1, 1)
+            self.do(tx, content, [("put", 2, 1, 1)])
         self.note("main", content)
 
     def open(self) -> txstore.Repository:
         return txstore.Repository(self.url, **self.options)
 
+    def do(self, tx: Transaction, content: Content, steps: Any) -> None:
+        for each in steps:
+            step(self.repo, tx, content, self.kept(), *each)
+
     def teardown(self) -> None:
         if hasattr(self, "repo"):
-            self.leave()
-            self.check()
-            assert staged(self.repo) == []
-            assert self.repo.verify().faults == []
-            self.folder.cleanup()
+            with self.folder:
+                self.leave()
+                self.check()
+                assert staged(self.repo) == []
+                assert self.repo.verify().faults == []
 
     def leave(self) -> None:
         """End all transactions and readers."""
@@ -291,7 +296,7 @@ class History(RuleBasedStateMachine):
             if content is None or commit.message in ("vacuum", "optimize"):
                 held = self.made[parents[0]].content
             assert held is not None
-            made = Made(next(self.numbers), commit.id, branch, commit.version, parents, held)
+            made = Made(next(self.numbers), commit.id, branch, commit.version, parents, dict(held))
             self.made[commit.id] = made
             self.heads[branch] = commit.id
         return self.made[new[0].id] if new else None
@@ -329,8 +334,7 @@ class History(RuleBasedStateMachine):
 
     def check(self) -> None:
         for name in self.ids:
-            there = self.repo.mapping(branch=name)
-            assert meaning({key: bytes(there[key]) for key in there}) == meaning(self.head(name).content), name
+            self.compare(self.repo.mapping(branch=name), self.head(name).content)
         for made in self.made.values():
             if self.is_kept(made):
                 self.compare(self.repo.mapping(at=made.id), made.content)
@@ -346,8 +350,7 @@ class History(RuleBasedStateMachine):
         name = self.name(on)
         content = dict(self.head(name).content)
         tx = self.repo.begin(branch=name)
-        for each in steps:
-            step(self.repo, tx, content, self.kept(), *each)
+        self.do(tx, content, steps)
         self.compare(tx, content)
         if ends == "rollback":
             tx.rollback()
@@ -362,8 +365,7 @@ class History(RuleBasedStateMachine):
         base = self.head(name)
         content = dict(base.content)
         tx = self.repo.begin(branch=name)
-        for each in steps:
-            step(self.repo, tx, content, self.kept(), *each)
+        self.do(tx, content, steps)
         self.opened.append(tx)
         return tx, self.ids[name], base, content
 
@@ -391,6 +393,8 @@ class History(RuleBasedStateMachine):
         if not names:
             assert content == base.content
             return
+        both = changes(base.content, content) & changes(base.content, head.content)
+        assert {key: content.get(key) for key in both} == {key: head.content.get(key) for key in both}
         expected = dict(head.content)
         for key in changes(base.content, content):
             expected.pop(key, None)
@@ -527,9 +531,11 @@ class History(RuleBasedStateMachine):
         self.note(name)
         self.oldest_kept_versions[self.ids[name]] = done.oldest_kept
         if self.pins_are_seen:
-            assert (done.oldest_kept, done.expired) == (told.oldest_kept, told.expired)
+            assert replace(told, dry_run=False) == done
             gone = before.keys() - tree(self.repo).keys()
-            assert (len(gone), sum(before[path] for path in gone)) == (done.files, done.bytes)
+            if not self.are_leftovers:
+                assert (len(gone), sum(before[path] for path in gone)) == (done.files, done.bytes)
+            self.are_leftovers = False
             assert self.repo.vacuum(branch=name).files == 0
         self.check()
 

@@ -30,7 +30,7 @@ class BeforeEachChange(BeforeEach):
     """The same hook before every call but those that only look."""
 
     def get(self, name: str, default: Any = None) -> Any:
-        looks = ("read", "exists", "list", "is_held", "are_held", "map", "file.read")
+        looks = ("read", "exists", "list", "is_held", "are_held", "map", "file.read", "file.close")
         return (lambda *_: None) if name.startswith(looks) else super().get(name, default)
 
 

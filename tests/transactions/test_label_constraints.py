@@ -22,8 +22,8 @@ from txstore.constraints import Constraint, Sorted, Unique
 from txstore.errors import UnsupportedFormatError
 from txstore.format import constraints
 from txstore.format import labels as labels_module
-from txstore.transactions.committer import Committer
-from txstore.transactions.view_after_commit import CommitOutcome
+from txstore.history.new_commit import NewCommit
+from txstore.transactions.draft import CommitOutcome
 
 OpenRepo = Callable[..., txstore.Repository]
 
@@ -417,7 +417,7 @@ def test_a_participant_is_checked(repo):
 
     def work() -> None:
         put(9, 30)(store)  # the same chunk: the commit merges the two
-        store.mapping.participation.seal()
+        store.mapping.lifecycle.seal()
 
     with forked(work) as child:
         assert status_of(child) == 0
@@ -734,17 +734,17 @@ def random_step(random: np.random.Generator) -> Step:
 def test_what_was_checked_is_not_checked_again_when_others_change_other_arrays(repo, decoded, monkeypatch):
     """They wait meanwhile: it is done under the commit lock."""
     commit(repo, labels([*range(400)]), labels([1], "y"))
-    publish = Committer._publish
+    prepare = NewCommit.prepare
 
-    def late(self: Committer) -> Any:
-        monkeypatch.setattr(Committer, "_publish", publish)
+    def late(self: NewCommit, head: Any) -> Any:
+        monkeypatch.setattr(NewCommit, "prepare", prepare)
         commit(repo, put(0, 2, "y"))
-        return publish(self)
+        return prepare(self, head)
 
-    monkeypatch.setattr(Committer, "_publish", late)
+    monkeypatch.setattr(NewCommit, "prepare", late)
     repo.constraints["order"] = Sorted("x")
     assert len(decoded) == 100
-    monkeypatch.setattr(Committer, "_publish", late)
+    monkeypatch.setattr(NewCommit, "prepare", late)
     repo.constraints["it"] = Unique("x")
     assert len(decoded) == 200
 
@@ -778,14 +778,14 @@ def test_another_commits_between_the_look_and_the_version(repo, monkeypatch):
     repo.constraints["it"] = Unique("x")
     store = repo.transaction()
     put(9, 99)(store)
-    publish = Committer._publish
+    prepare = NewCommit.prepare
 
-    def late(self: Committer) -> Any:
-        monkeypatch.setattr(Committer, "_publish", publish)
+    def late(self: NewCommit, head: Any) -> Any:
+        monkeypatch.setattr(NewCommit, "prepare", prepare)
         commit(repo, put(0, 99))
-        return publish(self)
+        return prepare(self, head)
 
-    monkeypatch.setattr(Committer, "_publish", late)
+    monkeypatch.setattr(NewCommit, "prepare", late)
     with pytest.raises(ConstraintError, match="99 at 0, 9"):
         store.commit()
     store.rollback()

@@ -81,11 +81,11 @@ def test_on_each_new_head(repo: txstore.Repository, monkeypatch: pytest.MonkeyPa
     rivals = [repo.begin() for _ in range(3)]
     for number, rival in enumerate(rivals, 1):
         write_part(rival, KEY, slice(number, number + 1), number + 1)
-    committer_class = txstore.transactions.committer.Committer
+    committer_class = txstore.transactions.draft.Draft
     catch_up = committer_class.catch_up
 
     def late(self: Any) -> Any:
-        if self.staging is mine._staging and rivals:
+        if self.staging is mine.staging and rivals:
             rival = rivals.pop()
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(type(repo.engine.storage), "lock", lambda *_, **__: contextlib.nullcontext())
@@ -178,7 +178,7 @@ def test_what_is_left_of_a_chunk_is_read_of_the_base(repo: txstore.Repository) -
     write_part(mine, KEY, slice(0, 1), lambda there: there)
     assert read_chunk(mine, KEY) == BASE
     mine["x/c/1"] = bytes(mine["x/c/1"])
-    assert KEY in mine._staging.view.reads(()).keys
+    assert KEY in mine.staging.view.reads(()).keys
     mine.rollback()
     theirs.rollback()
 
@@ -306,29 +306,29 @@ class Participants:
     def __init__(self, repo: txstore.Repository) -> None:
         self.repo = repo
         self.owner = repo.begin()
-        self.owner.participation.share()
+        self.owner.lifecycle.share()
         self.others: list[Transaction] = []
 
     def join(self) -> Transaction:
-        self.others.append(join_in_this_process(self.repo, self.owner._staging.record.id))
+        self.others.append(join_in_this_process(self.repo, self.owner.staging.record.id))
         return self.others[-1]
 
     def commit(self, **options: Any) -> None:
         for other in self.others:
-            if not other._staging.part.has_failed:
-                other.participation.seal()
+            if not other.staging.part.has_failed:
+                other.lifecycle.seal()
         self.owner.commit(**options)
 
     def die(self, other: Transaction) -> None:
         """Its process has died before it had sealed its part."""
         self.others.remove(other)
-        other._staging.part.writer.close()
-        other.participation.end()
+        other.staging.part.writer.close()
+        other.lifecycle.end()
 
     def end(self) -> None:
         for other in self.others:
-            other._staging.part.close()
-            other.participation.end()
+            other.staging.part.close()
+            other.lifecycle.end()
         self.owner.rollback()
 
 
@@ -345,21 +345,21 @@ def test_a_part_over_one_of_two_does_not_hide_what_was_lost_of_the_other(repo: t
     """What is written over one of two that did not know of one another keeps the elements of both."""
     create(repo)
     named = open_named(repo, "job")
-    two = [join_in_this_process(repo, named._staging.record.id) for _ in range(2)]
+    two = [join_in_this_process(repo, named.staging.record.id) for _ in range(2)]
     write_part(two[lost], KEY, slice(0, 2), 1)  # element 2 is missing
     write_part(two[1 - lost], KEY, slice(3, 5), 2)
-    two[1 - lost].participation.seal()
-    two[lost]._staging.part.close()
-    later = join_in_this_process(repo, named._staging.record.id)
+    two[1 - lost].lifecycle.seal()
+    two[lost].staging.part.close()
+    later = join_in_this_process(repo, named.staging.record.id)
     write_part(later, KEY, slice(3, 6), 3)
-    later.participation.seal()
+    later.lifecycle.seal()
     for each in (two[1 - lost], later):
-        each._staging.part.close()
+        each.staging.part.close()
     with pytest.raises(ParticipantLostError, match=KEY):
         named.commit("job")
-    again = join_in_this_process(repo, named._staging.record.id)
+    again = join_in_this_process(repo, named.staging.record.id)
     write_part(again, KEY, slice(0, 3), 4)
-    again.participation.seal()
-    again._staging.part.close()
+    again.lifecycle.seal()
+    again.staging.part.close()
     named.commit("job")
     assert read_chunk(repo.snapshot().mapping, KEY) == [4, 4, 4, 3, 3, 3, 16, 17]

@@ -25,8 +25,7 @@ from txstore.locks.exclusion import RangeLocks, StripeLocks
 from txstore.locks.fallback_owner import Exclusion, FallbackOwner, SlotTurns, describe_processes, inherited
 from txstore.locks.lock_file import NAME, KindInUseError, LockFile, recorded_kind
 from txstore.storage.file_systems import file_system_type, is_of_one_machine
-from txstore.storage.permissions import of_writers
-from txstore.storage.tree import Tree
+from txstore.storage.tree import Tree, of_writers
 
 _UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 #: Errors of the system or the C that mean that this file can't be used; a full disk, for instance, is not one.

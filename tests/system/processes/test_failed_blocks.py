@@ -118,7 +118,7 @@ def test_a_participant_whose_write_failed_is_not_complete(repo, store, in_block)
 
 def fail_to_write(store: TxStore) -> None:
     store["a"] = b"1"
-    staging = store.mapping._staging
+    staging = store.mapping.staging
     staging.part.writer.append = raise_once(staging.part.writer.append)
     with pytest.raises(OSError, match="full"):
         store["b"] = b"1"
@@ -150,7 +150,7 @@ def test_blocks_one_after_the_other_are_one_participant(repo, store):
     with members(store, 1) as (worker,):
         for number in range(5):
             worker.do(put_in_block, str(number))
-        shared = store.mapping._staging.members.shared
+        shared = store.mapping.staging.members.shared
         assert len([number for number in shared.participants() if number]) == 1
         store.commit()
     assert repo.mapping()["4"] == b"1"

@@ -93,7 +93,7 @@ def test_the_end_of_an_idle_child_ends_nothing(repo, store, how):
     transactions = [repo.begin(), repo.begin()]
     for number, transaction in enumerate(transactions):
         transaction[f"{number}"] = bytes(2 << 20)
-    in_child(lambda: (transactions[0].set("part", b"1"), transactions[0].participation.seal()))
+    in_child(lambda: (transactions[0].set("part", b"1"), transactions[0].lifecycle.seal()))
     del transaction
 
     def end() -> None:
@@ -433,7 +433,7 @@ def test_forks_while_other_threads_begin_and_end_transactions(repo, store, monke
             def work(mine=mine, number=number) -> None:
                 signal.alarm(TIMEOUT)
                 mine[f"child {number}"] = b"1"
-                mine.participation.seal()
+                mine.lifecycle.seal()
 
             in_child(work)
             mine.commit()

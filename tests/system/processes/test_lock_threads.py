@@ -21,7 +21,7 @@ from tests.tools.steps import forked, status_of
 from tests.tools.waiting import wait_until
 from tests.tools.workers import TIMEOUT
 from txstore import LockTimeoutError, TransactionStateError
-from txstore.sessions.lock_blocks import LockBlock
+from txstore.sessions.session import LockBlock
 from txstore.store import TxStore
 from txstore.transactions.held_locks import TransactionLocks
 
@@ -56,7 +56,7 @@ def other() -> Iterator[ThreadPoolExecutor]:
 
 
 def locks_of(store: TxStore) -> TransactionLocks:
-    locks = store.mapping.locking.locks
+    locks = store.mapping.lifecycle.locks
     assert locks is not None
     return locks
 

@@ -281,7 +281,7 @@ def append_half(store: TxStore, value: int) -> None:
     """Die when the document is staged, with its new shape, and none of the new rows."""
     z = zarr.open_array(store, path="x")
     for name in ("stage_part", "stage_batch"):
-        setattr(store.mapping._staging, name, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        setattr(store.mapping.staging, name, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     z.append(np.full(4, value))
 
 

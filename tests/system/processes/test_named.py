@@ -255,10 +255,10 @@ def test_a_part_with_a_failed_write_is_not_complete(repo: txstore.Repository) ->
             store["b"] = 3.5
         with pytest.raises(txstore.KeyFormatError):
             store["/"] = b""
-        real, store.mapping._staging.part.writer.append = store.mapping._staging.part.writer.append, failing
+        real, store.mapping.staging.part.writer.append = store.mapping.staging.part.writer.append, failing
         with pytest.raises(OSError, match="full"):
             store["b"] = b""
-        store.mapping._staging.part.writer.append = real
+        store.mapping.staging.part.writer.append = real
     with pytest.raises(txstore.ParticipantLostError) as lost:
         repo.transaction(name=NAME).commit()
     assert lost.value.keys == ("a",)
@@ -373,7 +373,7 @@ def test_a_child_that_inherits_the_store(repo: txstore.Repository) -> None:
             with pytest.raises(TransactionStateError, match="have left"):
                 store.commit()
             store["child"] = value_of("child")
-            store.mapping._staging.part.seal()
+            store.mapping.staging.part.seal()
 
         with forked(child) as pid:
             assert status_of(pid) == 0

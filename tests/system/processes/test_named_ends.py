@@ -393,9 +393,9 @@ def test_a_failed_sync_is_not_tried_again(repo: txstore.Repository) -> None:
     transaction["a"] = value_of("a")
     storage.before["file.sync"] = once(OSError(5, "lost"))
     with pytest.raises(OSError, match="lost"):
-        transaction.participation.seal()
-    transaction.participation.seal()
-    transaction.participation.leave()
+        transaction.lifecycle.seal()
+    transaction.lifecycle.seal()
+    transaction.lifecycle.leave()
     with pytest.raises(txstore.ParticipantLostError):
         repo.transaction(name=NAME).commit()
 

@@ -53,7 +53,7 @@ def test_a_worker_that_has_joined_is_sent_a_newer_pickle(repo, store, context):
         fill(store, "x", 0, 4, 3)
         assert worker.do(element_of, pickle.dumps(zarr.open_array(store, path="x")), 0) == 3
         assert worker.do(get, "k") == b"second"  # it is the same participant: so does the older store
-        shared = store.mapping._staging.members.shared
+        shared = store.mapping.staging.members.shared
         assert len([number for number in shared.participants() if number]) == 1
         worker.leave()
     store.commit()
@@ -107,7 +107,7 @@ def test_a_forked_child_is_sent_a_newer_pickle(repo, store):
         sent = theirs.recv()
         assert pickle.loads(sent)["k"] == b"second"
         assert get(store, "k") == b"second"
-        assert {number for number in store.mapping._staging.members.shared.participants() if number} == {1}
+        assert {number for number in store.mapping.staging.members.shared.participants() if number} == {1}
 
     with forked(work) as child:
         assert mine.recv() == "joined"

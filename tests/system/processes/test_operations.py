@@ -81,7 +81,7 @@ def test_what_has_returned_is_committed(open_repo, way):
 # --- within an operation
 def die_at_write(store: TxStore, count: int) -> None:
     """Die right before the n-th frame, or the seal, that an append to an array of two chunks writes."""
-    writer = store.mapping._staging.part.writer
+    writer = store.mapping.staging.part.writer
     left = [count]
 
     def then(method: Any) -> Any:
@@ -168,7 +168,7 @@ def test_no_later_operation_vouches_for_one_that_has_failed(repo, store):
 
 def two_at_once(store: TxStore, directory: str) -> None:
     """End one operation while another one has staged the half of what it is to stage."""
-    staging = store.mapping._staging
+    staging = store.mapping.staging
     z = zarr.open_array(store, path="x")
     real = staging.stage
     half = threading.Event()
@@ -205,7 +205,7 @@ def test_the_first_operation_of_a_process_has_ended_when_it_returns(repo, store)
     z = zarr.open_array(store, path="x")
 
     def work() -> None:
-        part = store.mapping._staging.part
+        part = store.mapping.staging.part
         real = part._seal
 
         def seal(seen: Any) -> int:

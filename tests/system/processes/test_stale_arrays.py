@@ -78,7 +78,7 @@ def reopen(_: object, kept: Keeper | None = None) -> None:
 def leave(_: object, kept: Keeper | None = None) -> None:
     kept = kept or _kept
     if kept.store.mapping.members.is_named:
-        kept.store.mapping.participation.leave()
+        kept.store.mapping.lifecycle.leave()
 
 
 class Doing(Protocol):
@@ -163,7 +163,7 @@ def crew(repo: txstore.Repository, pipeline: str, request: pytest.FixtureRequest
         if request.param == "pickle":
             store.rollback()
         elif repo.transactions():
-            store.mapping.participation.leave()
+            store.mapping.lifecycle.leave()
             repo.transaction(name=NAME).rollback()
 
 
@@ -395,12 +395,12 @@ def append_then_write_pickled(_: object, store: bytes, pickled: bytes) -> None:
 def test_a_document_that_another_has_written_since_is_not_written_blindly(repo: txstore.Repository) -> None:
     with repo.begin() as first:
         first["g/zarr.json"] = b"1"
-        shared = first.participation.share()
+        shared = first.lifecycle.share()
         assert shared is not None
         second = join_in_this_process(repo, shared)
         assert second["g/zarr.json"] == b"1"
         second["g/zarr.json"] = b"2"
-        second.participation.seal()
+        second.lifecycle.seal()
         first.members.follow_others()
         first["g/zarr.json"] = b"3"  # made from what it had written itself, for all one can tell
         with pytest.raises(txstore.ConflictError) as caught:

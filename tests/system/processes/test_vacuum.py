@@ -92,7 +92,7 @@ def test_a_forked_transaction(repo):
 
         def child() -> None:
             store.mapping["child"] = b"1"
-            store.mapping.participation.seal()
+            store.mapping.lifecycle.seal()
 
         with forked(child) as process:
             rewrite(repo, 3, size=200)

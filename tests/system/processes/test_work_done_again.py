@@ -13,7 +13,7 @@ import txstore
 from tests.tools.members import committed, enter, get, locked, members
 from tests.tools.workers import TIMEOUT
 from txstore.store import TxStore
-from txstore.transactions import staged_refs
+from txstore.transactions import staged_keys
 
 pytestmark = pytest.mark.long
 
@@ -150,7 +150,7 @@ def put_many(store: TxStore, count: int, fails: bool = False) -> None:
 
 @pytest.mark.parametrize("sealed_from", [10, 1000])
 def test_refs_in_files_and_in_memory(repo, store, monkeypatch, sealed_from):
-    monkeypatch.setattr(staged_refs, "SEALED_FROM", sealed_from)
+    monkeypatch.setattr(staged_keys, "SEALED_FROM", sealed_from)
     store = repo.transaction()
     for number in range(0, 200, 2):
         store[f"own/{number}"] = b"own"
