@@ -51,7 +51,6 @@ TOWER = [
     "deriving",
     "codecs",
     "history",
-    "commit_queue",
     "segments",
     "locks",
     "storage",

@@ -17,11 +17,10 @@ from tests.tools.commits import set_keys
 from tests.tools.faults import Killed, always
 from tests.tools.inside import branch_id, objects_of
 from tests.tools.waiting import TIMEOUT, wait_until
-from txstore.commit_queue import group_commits
-from txstore.commit_queue.group_commits import BranchListing, GroupCommits, Look
 from txstore.format import commitfile, encoding, names
-from txstore.history import branches_in_objects
+from txstore.history import branches_in_objects, group_commits
 from txstore.history.branches_in_objects import Contention
+from txstore.history.group_commits import BranchListing, GroupCommits, Look
 from txstore.segments import object_writer
 from txstore.storage.objects.client import ObjectClient
 from txstore.storage.objects.interface import Object

@@ -21,8 +21,15 @@ from typing import Protocol, TypeVar
 from txstore import processes
 from txstore._native import locktable
 from txstore.errors import LocksLostError, LocksUnavailableError, LockTimeoutError, WrongFileTypeError
-from txstore.locks.exclusion import RangeLocks, StripeLocks
-from txstore.locks.fallback_owner import Exclusion, FallbackOwner, SlotTurns, describe_processes, inherited
+from txstore.locks.fallback_owner import (
+    Exclusion,
+    FallbackOwner,
+    RangeLocks,
+    SlotTurns,
+    StripeLocks,
+    describe_processes,
+    inherited,
+)
 from txstore.locks.lock_file import NAME, KindInUseError, LockFile, recorded_kind
 from txstore.storage.file_systems import file_system_type, is_of_one_machine
 from txstore.storage.tree import Tree, of_writers

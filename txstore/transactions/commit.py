@@ -33,7 +33,6 @@ from contextlib import suppress
 from txstore import observing
 from txstore.codecs.chunk_codec import NotMergeableError
 from txstore.commit import Stored
-from txstore.commit_queue.group_commits import PROPOSED
 from txstore.errors import (
     CommitUnknownError,
     ConflictError,
@@ -49,6 +48,7 @@ from txstore.format.documents import DocumentChange, compare_documents, is_left
 from txstore.format.records import SERIALIZABLE
 from txstore.format.regions import WHOLE, Region
 from txstore.history.full_disk import Spare
+from txstore.history.group_commits import PROPOSED
 from txstore.history.new_commit import LostPlaceError, SyncFailedError
 from txstore.history.snapshot import Snapshot
 from txstore.observing import carried

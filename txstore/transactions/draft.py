@@ -12,7 +12,6 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txstore.codecs.chunk_codec import ChunkDecoder, NotMergeableError
 from txstore.commit import Stored
-from txstore.commit_queue.group_commits import PROPOSED
 from txstore.deriving import declared as declared_views
 from txstore.deriving.derivation import derive
 from txstore.errors import ConflictError, CorruptionError, ErasedError, SnapshotExpiredError, TxStoreError
@@ -44,6 +43,7 @@ from txstore.history.ancestry import Ancestry
 from txstore.history.changes import Ref, changed, keys_changed_since, refs_of
 from txstore.history.commits import Commits
 from txstore.history.erasures import as_erasure
+from txstore.history.group_commits import PROPOSED
 from txstore.history.new_commit import Contents, NewCommit, SyncFailedError
 from txstore.history.snapshot import Snapshot
 from txstore.segments import compaction
