@@ -332,6 +332,17 @@ def test_who_has_just_had_a_lock_lets_those_who_wait_go_first(locks, peer, direc
 
 
 # --- all of the keys, or none
+def test_a_failed_call_leaves_what_was_held_before(locks, peer):
+    mine = locks.owner()
+    mine.acquire(["a", "b"])
+    peer.ask("acquire", "c")
+    with pytest.raises(LockTimeoutError):
+        mine.acquire(["a", "b", "c", "d"], 0.01)
+    assert [mine.holds(key) for key in "abcd"] == [True, True, False, False]
+    mine.release(["a", "b"])
+    assert not mine.holds("a")
+
+
 def test_two_keys_of_one_slot_are_two(locks):
     slots: dict[int, str] = {}
     hashed = SlotHash(1 << 20, LockHeader().seed)

@@ -367,19 +367,6 @@ def test_no_living_transaction_loses_a_word(path, table):
         owner.fence()
 
 
-def test_all_places_are_taken(path, table):
-    """Held as that many processes would: by byte locks on descriptions of their own."""
-    fd = os.open(path, os.O_RDWR)
-    try:
-        for member in range(1, 2048):
-            take_byte(fd, INIT + member)
-        with pytest.raises(OSError, match="2047 places"):
-            table.owner()
-    finally:
-        os.close(fd)
-    table.owner()
-
-
 def test_opening_waits_for_who_opens(path, table):
     fd = os.open(path, os.O_RDWR)
     take_byte(fd, INIT)

@@ -26,7 +26,7 @@ PLACES = [*range(LENGTH), *KEYS, *ATTRIBUTES]
 NAME = "job"
 
 Place = int | str
-#: "set" or "add" to elements, "put" a key, "delete" it, or give an "attribute"; where; and the value.
+#: "set" or "add" to elements, "put" a key, "delete" it, "clear" all keys, or give an "attribute"; where; and the value.
 Operation = tuple[str, list[Place], int]
 #: "own", or how the block of a worker ends; and what is done in it.
 Step = tuple[Any, ...]
@@ -39,6 +39,8 @@ def do(store: TxStore, operation: Operation) -> None:
         store[where[0]] = b"%d" % value
     elif kind == "delete":
         store.mapping.delete(where[0])
+    elif kind == "clear":
+        store.mapping.delete_dir("k")
     else:
         z = zarr.open_array(store, path="x", mode="r+")
         if kind == "attribute":
@@ -125,7 +127,9 @@ class History:
         """Note what holds after an operation of a block that counts."""
         kind, where, value = operation
         for place in where:
-            self.state[place] = self.state[place] + value if kind == "add" else None if kind == "delete" else value
+            self.state[place] = (
+                self.state[place] + value if kind == "add" else None if kind in ("delete", "clear") else value
+            )
         self.owed = [left for owed in self.owed if (left := owed - set(where))]
 
     def check(self) -> None:
@@ -208,6 +212,12 @@ CASES: dict[str, list[Step]] = {
     ],
     "it had done something before": [
         ("ends", ("set", [0, 1], 1)), ("is killed", ("add", [1], 1)), ("own", ("set", [2, 3], 9)),
+    ],
+    "the owner does again what was built on its own": [
+        ("own", ("set", [0], 1)), ("fails", ("add", [0, 1, 2, 3], 1)), ("own", ("add", [0, 1, 2, 3], 1)),
+    ],
+    "the owner deletes what was built on its own": [
+        ("own", ("put", ["k/0"], 1)), ("fails", ("put", ["k/0"], 2)), ("own", ("clear", ["k/0", "k/1"], 0)),
     ],
     "what was lost is not added twice": [("is killed", ("add", [0, 1], 1)), ("own", ("add", [0, 1], 1))],
     "a deletion that was lost": [("ends", ("put", ["k/0"], 1)), ("fails", ("delete", ["k/0"], 0))],

@@ -15,7 +15,9 @@ from tests.tools.lock_clients import KINDS
 from txstore.errors import LockTimeoutError
 from txstore.locks.chunk_locks import ChunkLocks
 
-KEYS = [f"a/c/{number}" for number in range(6)]
+#: The first and the last have one stripe of kind "files": who has one keeps other openings from both.
+KEYS = [f"a/c/{number}" for number in (0, 1, 2, 3, 4, 64)]
+STRIPES = dict.fromkeys((KEYS[0], KEYS[-1]), (KEYS[0], KEYS[-1]))
 OPENINGS, OWNERS = 2, 4  # of the owners, each opening has every other one
 
 
@@ -33,8 +35,11 @@ class Model:
         return ChunkLocks(self.directory, "data.tx", kind=self.kind)
 
     def is_taken(self, key: str, number: int, siblings: list[int]) -> bool:
-        is_held = any(key in held for other, held in enumerate(self.held) if other != number)
-        return is_held or (key in self.parked and self.parked[key][0] not in (number, *siblings))
+        for other, held in enumerate(self.held):
+            is_near = (other - number) % OPENINGS == 0 or self.kind != "files"
+            if other != number and not held.keys().isdisjoint([key] if is_near else STRIPES.get(key, [key])):
+                return True
+        return key in self.parked and self.parked[key][0] not in (number, *siblings)
 
     def do(self, what: str, number: int, keys: list[str], others: list[int]) -> None:
         owner, held = self.owners[number], self.held[number]
@@ -120,15 +125,16 @@ STEPS = st.lists(
     st.tuples(
         st.sampled_from(WHAT),
         st.integers(0, OWNERS - 1),
-        st.lists(st.sampled_from(KEYS), min_size=1, max_size=8),
+        st.lists(st.sampled_from(KEYS), min_size=1, max_size=3),
         st.lists(st.integers(0, OWNERS - 1), max_size=2),
     ),
+    min_size=5,
     max_size=40,
 )
 
 
 @pytest.mark.parametrize("kind", KINDS)
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(STEPS)
 def test_who_has_which_key(kind: str, steps: list[Any]) -> None:
     with tempfile.TemporaryDirectory() as directory:

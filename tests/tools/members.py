@@ -22,10 +22,6 @@ def put(store: TxStore, key: str, value: bytes) -> None:
     store[key] = value
 
 
-def remove(store: TxStore, key: str) -> None:
-    del store[key]
-
-
 def clear(store: TxStore, path: str) -> None:
     store.mapping.delete_dir(path)
 

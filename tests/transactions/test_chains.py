@@ -95,6 +95,16 @@ def test_parts_that_follow_one_another_in_a_circle():
 
 
 # --- the same through `StagedKeys`: deletions of prefixes among frames, in the order of one process after the other
+def test_frames_after_a_seal_are_a_link_of_their_own_until_the_next():
+    staged = StagedKeys(OWNER)
+    staged.add("x", part(A, 1, 0, 2))
+    staged.close(A, 2)
+    staged.add("x", part(A, 3, 4, 6, at(A, 1)))
+    assert [link.place for link in staged.links("x")] == [at(A, 1), at(A, 3)]
+    staged.close(A, 4)
+    assert staged.links("x") == [part(A, 3, 0, 2)._replace(region=Region((((0, 2),), ((4, 6),))))]
+
+
 def test_settling_twice_is_settling_once():
     staged = StagedKeys(OWNER)
     staged.add("d/x", link(DEAD, 1))

@@ -31,28 +31,3 @@ def test_processes_that_create_one_repository(tmp_path, open_repo):
         assert repo.id == found[0][i]
         assert sorted(commit.message for commit in repo.log()) == [f"by {number}" for number in range(processes)]
         assert dict(repo.mapping()) == {f"key/{number}": b"%d" % number for number in range(processes)}
-
-
-def read_early(barrier, folder, number: int) -> int:
-    """One process creates, the others look: they find nothing, or a repository, never something else."""
-    seen = 0
-    for i in range(ROUNDS):
-        path = folder / f"{i}.tx"
-        barrier.wait()
-        if number == 0:
-            with txstore.TxStore(path, durability="none") as store:
-                store["a"] = b"1"
-            continue
-        while True:
-            repo = txstore.Repository(path)
-            try:
-                if repo.snapshot()["a"] == b"1":
-                    break
-            except (txstore.RepositoryNotFoundError, KeyError):
-                seen += 1
-    return seen
-
-
-@pytest.mark.long
-def test_readers_of_a_repository_that_is_being_created(tmp_path):
-    run_together(read_early, (tmp_path, 0), (tmp_path, 1))

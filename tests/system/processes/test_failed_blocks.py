@@ -24,35 +24,19 @@ def fill_in_block(store: TxStore, start: int, stop: int, value: int, until: int 
             z[4 * chunk : 4 * chunk + 4] = value
 
 
-def fill_unpickled(sent: bytes, *arguments: Any) -> None:
-    fill_in_block(pickle.loads(sent), *arguments)
-
-
 def failing(store: TxStore, *arguments: Any) -> str:
     with pytest.raises(RuntimeError, match="half-way"):
         fill_in_block(store, *arguments)
     return "failed"
 
 
-def again_as_sent(store: TxStore, sent: bytes, *arguments: Any) -> None:
-    """What Dask does: each try of a task unpickles the store."""
-    fill_unpickled(sent, *arguments)
-
-
-def failing_as_sent(store: TxStore, sent: bytes, *arguments: Any) -> str:
-    return failing(pickle.loads(sent), *arguments)
-
-
-@pytest.mark.parametrize("as_sent", [False, True])
-def test_a_block_that_failed_is_entered_again(repo, store, as_sent):
+def test_a_block_that_failed_is_entered_again(repo, store):
     with members(store, 1) as (worker,):
-        sent = [pickle.dumps(store)] if as_sent else []
-        first, then = (failing_as_sent, again_as_sent) if as_sent else (failing, fill_in_block)
-        worker.do(then, *sent, 0, 2, 1)  # done before, and not to be done again
+        worker.do(fill_in_block, 0, 2, 1)  # done before, and not to be done again
         for _ in range(2):
-            assert worker.do(first, *sent, 2, 6, 2, 4) == "failed"
-        worker.do(then, *sent, 2, 6, 3)
-        worker.do(then, *sent, 6, 8, 4)
+            assert worker.do(failing, 2, 6, 2, 4) == "failed"
+        worker.do(fill_in_block, 2, 6, 3)
+        worker.do(fill_in_block, 6, 8, 4)
         store.commit()
     assert committed(repo) == [1] * 8 + [3] * 16 + [4] * 8
 

@@ -9,7 +9,6 @@ import sys
 import threading
 import time
 import warnings
-import weakref
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -358,36 +357,6 @@ def test_a_lock_that_a_thread_holds_is_free_in_the_child():
     threading.Thread(target=again.acquire).start()
     with lock:
         in_child(lambda: [each.acquire(timeout=TIMEOUT) or pytest.fail("it is held") for each in (lock, again)])
-
-
-def test_things_are_told_of_a_fork_also_if_another_thread_adds_one():
-    class Told:
-        def __init__(self) -> None:
-            self.before = 0
-
-        def before_fork(self) -> None:
-            self.before += 1
-
-        def after_fork_in_child(self) -> None:
-            self.before += 1
-
-    class Changing(weakref.WeakSet):
-        """As when another thread adds something meanwhile."""
-
-        left = 2
-
-        def __iter__(self):
-            if self.left:
-                self.left -= 1
-                raise RuntimeError("Set changed size during iteration")
-            return super().__iter__()
-
-    told = Told()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(processes, "_forking", Changing([told]))
-        patch.setattr(processes, "_forked", Changing([told]))
-        in_child(lambda: told.before == 2 or pytest.fail("the child was not told"))
-    assert told.before == 1
 
 
 def test_many_threads_write_one_store_while_children_do(repo, store):

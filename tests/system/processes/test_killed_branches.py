@@ -17,24 +17,6 @@ _MESSAGE = struct.Struct("<BQ")
 _MAIN, _DEV, _BEGUN, _DELETED = range(4)
 
 
-def work(url: str, pipe: int, first: int) -> None:
-    """Commit to two branches in turns, and begin and delete others; say each time what was done."""
-    repo = txstore.Repository(url)
-    for number in range(first, 1 << 30):
-        for what, branch in ((_MAIN, "main"), (_DEV, "dev")):
-            with repo.begin(branch=branch) as transaction:
-                transaction["last"] = b"%d" % number
-                transaction[f"{branch}/{number % 7}"] = b"x" * 100
-            os.write(pipe, _MESSAGE.pack(what, number))
-        repo.branches[f"b{number}"] = repo.head("dev")
-        os.write(pipe, _MESSAGE.pack(_BEGUN, number))
-        if number % 2:
-            del repo.branches[f"b{number}"]
-            os.write(pipe, _MESSAGE.pack(_DELETED, number))
-        if number % 5 == 4:
-            repo.vacuum(keep=2, branch="dev")
-
-
 def merge(url: str, pipe: int, first: int) -> None:
     """Commit to two branches, move what was there, and merge them into each other; say each time what was done."""
     repo = txstore.Repository(url)
@@ -88,35 +70,3 @@ def test_merges_and_moves_are_killed(open_repo, seed):
                 assert held[branch][groups[0].replace("zarr.json", "c/0")] == each.encode() * 400
         assert there.verify().faults == []
         said[_MAIN], said[_DEV] = int(held["main"]["main"]), int(held["dev"]["dev"])
-
-
-@pytest.mark.parametrize("seed", range(2))
-def test_kill_at_random_moments(open_repo, seed):
-    repo, chance = open_repo(), random.Random(seed)
-    with repo.begin() as transaction:
-        transaction["last"] = b"-1"
-    repo.branches["dev"] = repo.head()
-    said: dict[int, set[int]] = {what: {-1} for what in range(4)}
-    for _ in range(4):
-        reading, writing = os.pipe()
-        with forked(work, repo.url, writing, max(map(max, said.values())) + 1) as child:
-            os.close(writing)
-            for _ in range(chance.randrange(1, 30)):
-                what, number = _MESSAGE.unpack(os.read(reading, _MESSAGE.size))
-                said[what].add(number)
-            os.kill(child, 9)
-            status_of(child)
-        while message := os.read(reading, _MESSAGE.size):
-            what, number = _MESSAGE.unpack(message)
-            said[what].add(number)
-        os.close(reading)
-        there = txstore.Repository(repo.url)
-        for what, branch in ((_MAIN, "main"), (_DEV, "dev")):
-            # One more may have been made, and not been told of.
-            assert int(on(there, branch)["last"]) - max(said[what]) in range(3)
-        names = set(there.branches)
-        for number in said[_BEGUN] - said[_DELETED] - {-1}:
-            if number % 2 == 0:  # else it may have been deleted just before
-                assert on(there, f"b{number}")["last"] == b"%d" % number
-        assert names.isdisjoint(f"b{number}" for number in said[_DELETED])
-        assert there.verify().faults == []

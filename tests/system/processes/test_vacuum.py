@@ -4,7 +4,6 @@ import contextlib
 import os
 import signal
 import stat
-import time
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,9 +13,8 @@ import zarr
 
 import txstore
 from tests.tools.faults import watch
-from tests.tools.inside import staged
 from tests.tools.steps import forked, status_of
-from tests.tools.upkeep import content, oldest_kept_of, put, rewrite, tree
+from tests.tools.upkeep import content, oldest_kept_of, put, rewrite
 from tests.tools.waiting import wait_until
 from tests.tools.workers import QUICK, TIMEOUT, Worker, ended
 from txstore.errors import SnapshotExpiredError
@@ -155,86 +153,6 @@ def test_a_reader_who_may_not_write(signs, tmp_path_factory):
 
 
 # --- writers
-def write_stream(url: str, prefix: str, go: str, durability: str = "none") -> dict[str, bytes]:
-    """Commit until told to stop; each writes its own keys and one that is counted up. No commit may fail."""
-    repo = txstore.Repository(url, durability=durability)
-    model: dict[str, bytes] = {}
-    number = 0
-    while not Path(go).exists() or number < 20:
-        some = {f"{prefix}/{(3 * number + i) % 20}": b"%06d" % number * 20 for i in range(3)}
-        if number % 7 == 6:
-            some = dict.fromkeys(list(model)[:2], b"")
-        with repo.begin(f"{prefix} {number}") as mapping:
-            for key, value in some.items():
-                mapping[key] = value
-        model |= some
-        number += 1
-    return model
-
-
-def read_stream(url: str, go: str) -> int:
-    """Read old and new snapshots whole until told to stop."""
-    rounds = 0
-    while not Path(go).exists() or rounds < 5:
-        repo = txstore.Repository(url)
-        snapshot = repo.mapping()
-        first = {key: bytes(snapshot[key]) for key in snapshot}
-        time.sleep(0.01)
-        assert {key: bytes(snapshot[key]) for key in snapshot} == first
-        with contextlib.suppress(SnapshotExpiredError):
-            old = repo.mapping(at=max(0, (snapshot.version or 0) - 5))
-            assert all(old[key] is not None for key in old)
-        rounds += 1
-    return rounds
-
-
-def maintain(url: str, go: str, keep: int, enough: str) -> None:
-    """Optimize and vacuum until told to stop; say when there was enough to do for both."""
-    repo = txstore.Repository(url, durability="none")
-    optimized = raised = 0
-    while not Path(go).exists():
-        optimized += repo.optimize() is not None
-        raised += repo.vacuum(keep=keep).expired > 0
-        if optimized >= 3 and raised:
-            Path(enough).touch()
-        time.sleep(0.005)
-
-
-def test_all_at_once(open_repo, tmp_path):
-    """Writers of streams, readers, two who optimize and vacuum: nobody is refused, and nothing is lost."""
-    repo = open_repo(durability="none")
-    put(repo, {"first": b"1"})
-    go = str(tmp_path / "go")
-    writers = [Worker(write_stream, repo.url, f"w{i}", go, context=QUICK) for i in range(2)]
-    readers = [Worker(read_stream, repo.url, go, context=QUICK)]
-    keepers = {
-        tmp_path / f"enough {keep}": Worker(
-            maintain, repo.url, go, keep, str(tmp_path / f"enough {keep}"), context=QUICK
-        )
-        for keep in (1, 10)
-    }
-    with ended(*writers, *readers, *keepers.values()):
-        time.sleep(1.5 * ROUNDS)
-        for enough, keeper in keepers.items():
-            # Only while there are writers there is anything to do. One that answers already has failed.
-            wait_until(lambda enough=enough, keeper=keeper: enough.exists() or keeper.answered())
-        Path(go).touch()
-        model = {"first": b"1"}
-        for writer in writers:
-            model |= writer.result()
-        for reader in readers:
-            assert reader.result() >= 5
-        for enough, keeper in keepers.items():
-            keeper.result()
-            assert enough.exists()
-    assert content(repo) == model
-    repo.optimize()
-    repo.vacuum(keep=1)
-    assert content(repo) == model
-    assert len([path for path in tree(repo) if path.startswith(("commits/", "packs/"))]) <= 8
-    assert staged(repo) == []
-
-
 def commit_with_hook(url: str, sign: str, go: str) -> None:
     """A writer whose file system's lock excludes nobody stands still right before its rename."""
     from txstore.storage.local import LocalStorage

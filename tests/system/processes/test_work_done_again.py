@@ -10,7 +10,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.tools.members import committed, enter, get, locked, members
+from tests.tools.members import committed, enter, get, members
 from tests.tools.workers import TIMEOUT
 from txstore.store import TxStore
 from txstore.transactions import staged_keys
@@ -43,37 +43,10 @@ def leave(store: TxStore) -> None:
     store.__exit__(RuntimeError, RuntimeError(), None)
 
 
-def shown(store: TxStore) -> list[int]:
-    return zarr.open_array(store, path="x", mode="r")[:8].tolist()
-
-
 def refused(store: TxStore, *keys: str) -> None:
     with pytest.raises(txstore.ParticipantLostError) as caught:
         store.commit()
     assert caught.value.keys == keys
-
-
-def add_locked(store: TxStore) -> None:
-    with store.lock("x", np.s_[0:2]):
-        do(store, ("add", 0, 2, 1))
-
-
-@pytest.mark.parametrize("who", ["the owner", "one that had seen it", "one that had not"])
-def test_what_a_killed_block_has_added_is_not_added_twice(repo, store, who):
-    """Nobody reads it: also who had seen it when its process lived."""
-    with members(store, 2) as (worker, other):
-        worker.do(enter)
-        worker.do(add_locked)
-        if who == "one that had seen it":
-            assert other.do(locked, "x", np.s_[4:5], shown)[:2] == [1, 1]
-        worker.kill()
-        if who == "the owner":
-            add_locked(store)
-        else:
-            other.do(add_locked)
-            other.leave()
-    store.commit()
-    assert committed(repo)[:4] == [1, 1, 0, 0]
 
 
 def test_what_the_owner_has_read_of_it_is_not_written_as_if_it_was_not_there(repo, store):
