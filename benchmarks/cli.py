@@ -100,7 +100,7 @@ def peers() -> int:
     results = load(RESULTS_OF_PEERS) if arguments.show or arguments.publish else _measure(arguments)
     if arguments.publish:
         publish_peers(results)
-    show(report.page(results, {}))
+    show(f"{report.page(results, {})}\n\n{report.tables(results)}")
     return 0 if all(verdict.ok for verdict in judge(results)) else 1
 
 

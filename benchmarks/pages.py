@@ -57,7 +57,7 @@ def with_results(text: str, results: dict[str, Any]) -> str:
 
 
 def _run(results: dict[str, Any]) -> str:
-    return f"{machine(results)}\n\n{promises(results['rows'])}"
+    return f"{machine(results, versions=False)}\n\n{promises(results['rows'])}"
 
 
 def _is_far_away(results: dict[str, Any]) -> bool:

@@ -51,7 +51,6 @@ TOWER = [
     "deriving",
     "codecs",
     "history",
-    "commit_queue",
     "segments",
     "locks",
     "storage",
@@ -226,11 +225,11 @@ def test_a_circle_is_found(back):
 OPENERS = {"open", "open_array", "open_group", "open_consolidated", "open_like", "load", "Array", "AsyncArray"}
 WALKERS = {"members", "arrays", "array_values", "open_zarr", "open_dataset", "open_datatree", "open_groups"}
 OPENED_ELSEWHERE = {
-    "pipeline.own_reads.open_own": "the function itself",
-    "cli.main._nodes": "lists nodes, and reads no chunk",
-    "cli.main._one_by_one": "lists nodes beside one that is odd, and reads no chunk",
+    "pipeline.registration.open_own": "the function itself",
+    "cli.nodes._nodes": "lists nodes, and reads no chunk",
+    "cli.nodes._one_by_one": "lists nodes beside one that is odd, and reads no chunk",
     "cli.demo": "the demonstration, which reads what it has written",
-    "interchange.netcdf_arrays.NetcdfArrays": "files of NetCDF: no codecs of Zarr",
+    "interchange.hdf5_arrays.NetcdfArrays": "files of NetCDF: no codecs of Zarr",
     "interchange.virtual_datasets": "makes groups, and resizes arrays",
     "interchange.zarr_arrays.ZarrArrays.__init__": "then calls `made_own`",
     "labels.groups.LabelledGroup.__init__": "then calls `made_own`",

@@ -59,9 +59,7 @@ def all_levels(caplog: pytest.LogCaptureFixture) -> None:
 
 def test_commits_and_conflicts(repo: txstore.Repository, caplog: pytest.LogCaptureFixture) -> None:
     first = put(repo, {"a": b"0"})
-    assert lines(caplog, logging.DEBUG) == [
-        ("txstore.transactions.commit_or_rollback", f"{repo.url}: commit main@0 ({first.id})")
-    ]
+    assert lines(caplog, logging.DEBUG) == [("txstore.transactions.commit", f"{repo.url}: commit main@0 ({first.id})")]
     assert lines(caplog) == []
     tried: list[int] = []
 
@@ -166,5 +164,5 @@ def test_a_version_that_another_commit_takes(caplog: pytest.LogCaptureFixture, m
 
     monkeypatch.setattr(versions, "take", late)
     assert put(repo, {"c": b"2"}).version == 2
-    told = [told for name, told in lines(caplog, logging.DEBUG) if name == "txstore.history.publisher"]
+    told = [told for name, told in lines(caplog, logging.DEBUG) if name == "txstore.history.new_commit"]
     assert told == [f"{repo.url}: another commit has version 1"]

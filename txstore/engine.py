@@ -25,10 +25,9 @@ from txstore.history.find import At, find_commit, find_tagged
 from txstore.history.opening import Access, open_commits, open_storage
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.locks.chunk_locks import ChunkLocks, Owner
-from txstore.maintenance.retention import FoldingTransaction, check_retention
+from txstore.maintenance.vacuum import FoldingTransaction, check_retention
 from txstore.segments.runs import Located
 from txstore.storage.foreign_files import Sources
-from txstore.transactions.begin_checks import check_description, check_durability, check_joinable, new_record
 from txstore.transactions.conflicts import Settle
 from txstore.transactions.held_locks import TransactionLocks
 from txstore.transactions.participants.named import find, find_or_begin
@@ -36,7 +35,13 @@ from txstore.transactions.participants.shared import SharedTransaction
 from txstore.transactions.reads import check_isolation
 from txstore.transactions.regions import Lock
 from txstore.transactions.staging import Staging
-from txstore.transactions.transaction import Transaction
+from txstore.transactions.transaction import (
+    Transaction,
+    check_description,
+    check_durability,
+    check_joinable,
+    new_record,
+)
 
 
 class Engine:

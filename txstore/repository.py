@@ -34,7 +34,7 @@ from txstore.format.display import html_head, html_lines
 from txstore.format.records import SNAPSHOT, Isolation
 from txstore.format.tree import tree_lines
 from txstore.history.ancestry import common_ancestors
-from txstore.history.branches import Branches
+from txstore.history.branches import Branches, Tags
 from txstore.history.changes import changed, commits_of, common_ancestor, parent_of
 from txstore.history.commits import Commits
 from txstore.history.declarations import Constraints
@@ -45,7 +45,6 @@ from txstore.history.log import Log, changing
 from txstore.history.opening import CHUNK_CACHE_SIZE, Access
 from txstore.history.operations import LoggedOperation, read_operations, recorded
 from txstore.history.snapshot import Snapshot
-from txstore.history.tags import Tags
 from txstore.maintenance.backup import Backup, back_up
 from txstore.maintenance.erase import Erasing, ErasureReport, check_paths, erasing
 from txstore.maintenance.optimize import optimize
@@ -55,8 +54,8 @@ from txstore.maintenance.usage import Usage, usage
 from txstore.maintenance.vacuum import VacuumReport, vacuum
 from txstore.maintenance.verify import check_sources, verify
 from txstore.merging import merge_commits
+from txstore.merging.merge_commits import settling
 from txstore.merging.merge_conflicts import Answer
-from txstore.merging.rebasing import settling
 from txstore.merging.three_way import MergePlan
 from txstore.progress import Progress, Wanted, showing
 from txstore.storage.foreign_files import Given, allowed
@@ -65,8 +64,7 @@ from txstore.transactions.conflicts import Settle
 from txstore.transactions.participants.named import NamedTransaction, transactions
 from txstore.transactions.regions import Lock
 from txstore.transactions.transaction import Transaction
-from txstore.views.faces import RepositoryViews
-from txstore.views.following import DeclaredView
+from txstore.views.following import DeclaredView, RepositoryViews
 
 if TYPE_CHECKING:
     from xarray import Dataset
@@ -74,13 +72,12 @@ if TYPE_CHECKING:
     from txstore.comparing.blame import Blame
     from txstore.deriving.definitions import ViewDefinition
     from txstore.interchange.checkout import Checkout
-    from txstore.interchange.export import Export
     from txstore.interchange.places import Source
-    from txstore.interchange.publish import Published
+    from txstore.interchange.publish import Export, Published
     from txstore.interchange.references import References
     from txstore.labels import Upserted
     from txstore.serving.server import Shown
-    from txstore.storage.retry_turn import RetryTurn
+    from txstore.storage.commit_lock import RetryTurn
     from txstore.store import TxStore
 
 _log = logging.getLogger(__name__)
@@ -487,7 +484,7 @@ class Repository:
         >>> xr.open_dataset(repo, engine="txstore").t.values
         array([1., 2., 9.])
         """
-        from txstore.labels.repeating import upsert_into  # late: it needs xarray
+        from txstore.labels.upsert import upsert_into  # late: it needs xarray
 
         return upsert_into(
             self, ds, dim=dim, group=group, existing=existing, missing=missing, message=message, branch=branch,
@@ -642,7 +639,7 @@ class Repository:
 
         With `operations`, return what was done beside commits instead, newest first: maintenance, and branches and tags
         that were created, renamed or deleted, on all branches. A vacuum keeps the newest 1,000 records. See
-        docs/how-to/maintenance.md.
+        docs/how-to/observe.md.
         """
         commits = self._existing()
         if operations:
@@ -881,7 +878,7 @@ class Repository:
         self._existing()
         if source == branch:
             raise ValueError(f"{source!r} can't be merged into itself: name two branches")
-        change = merge_commits.OfBranch(self.engine, self.engine.branch(source), source)
+        change = partial(merge_commits.of_branch, self.engine.branch(source), source)
         with showing(progress, "merge") as told:
             return self._apply(change, branch, resolve, append, message, properties, dry_run=dry_run, progress=told)
 
@@ -992,9 +989,9 @@ class Repository:
         change = self._change_of(commit, branch, reverts=True)
         return self._apply(change, branch, resolve, None, message, properties, dry_run=dry_run)
 
-    def _change_of(self, commit: At, branch: str, *, reverts: bool) -> merge_commits.OfCommit:
+    def _change_of(self, commit: At, branch: str, *, reverts: bool) -> merge_commits.Source:
         found = find_commit(self._existing(), commit, self.engine.branch(branch))
-        return merge_commits.OfCommit(self.engine, found, reverts=reverts)
+        return partial(merge_commits.of_commit, found, reverts)
 
     @keeps_nothing
     def _apply(
@@ -1009,12 +1006,10 @@ class Repository:
         dry_run: bool,
         progress: Progress | None = None,
     ) -> Commit | MergePlan:
-        target = self.engine.branch(branch)
+        what = self.engine, change, self.engine.branch(branch), resolve
         if dry_run:
-            return merge_commits.preview(change, target, resolve, append=append, progress=progress)
-        made = merge_commits.commit(
-            change, target, resolve, append=append, message=message, properties=properties, progress=progress
-        )
+            return merge_commits.preview(*what, append=append, progress=progress)
+        made = merge_commits.commit(*what, append=append, message=message, properties=properties, progress=progress)
         if made.commit is None:
             raise CommitNotFoundError(f"branch {branch!r}", advice="it has no commits yet")
         return made.commit
@@ -1196,7 +1191,7 @@ class Repository:
         message = f"constraint {name!r} {'dropped' if constraint is None else 'declared'}"
         with self.engine.begin(branch=self.engine.branch(branch), message=message) as transaction:
             # The message alone, which is not the caller's, makes no commit.
-            transaction.ending.needs_change = True
+            transaction.lifecycle.needs_change = True
             transaction.constraints.declare(name, constraint)
 
     @keeps_nothing
@@ -1493,7 +1488,7 @@ class Repository:
         FileExistsError
             An array or group exists at this path.
         """
-        from txstore.interchange.import_references import import_references
+        from txstore.interchange.manifests import import_references
 
         with showing(progress, "import") as told:
             return import_references(
@@ -1546,7 +1541,7 @@ class Repository:
             A file of this repository is damaged.
         """
         self._existing()
-        from txstore.interchange.export import export
+        from txstore.interchange.publish import export
 
         with showing(progress, "export") as told:
             return export(
@@ -1717,7 +1712,7 @@ class Repository:
         TxStore replaces each file that holds these values with one that does not, then checks all files until no such
         value is left. All commits stay, with their ids. Reading an erased value raises `ErasedError`, which says who
         erased it and when; listings omit erased keys. Commits wait meanwhile. If an erasure is interrupted, repeat the
-        call: it continues. docs/how-to/maintenance.md, "Erasing", lists what it can't reach.
+        call: it continues. docs/how-to/erase.md lists what it can't reach.
 
         With `{dimension: labels}` behind the paths, it erases these rows of the arrays, and of all arrays of the groups
         that have the dimensions. In every commit they are the rows with these labels by its own coordinate. Then they

@@ -26,12 +26,11 @@ from txstore.history.opening import Access
 from txstore.interfaces import AnyRepository
 from txstore.labels import window
 from txstore.pipeline import open_own
-from txstore.sessions.lock_blocks import LockBlock
-from txstore.sessions.session import Session
+from txstore.sessions.session import LockBlock, Session
 from txstore.sessions.session_transaction import Joining
 from txstore.sessions.stale_arrays import Reliance
 from txstore.storage.foreign_files import Given, allowed
-from txstore.views.faces import Views
+from txstore.views.following import Views
 from txstore.views.outputs import make_outputs
 from txstore.zarr_interface import ZarrInterface
 
@@ -547,9 +546,9 @@ class TxStore(ZarrInterface):
                 session.fail("an exception left an inner `with` block: its changes may be incomplete")
             return
         if session.current.is_block:
-            self._use(self._outside)
-            self._outside = None
-            session.leave_block(complete=kind is None)
+            outside, self._outside = self._outside, None
+            self._use(outside)
+            session.leave_block(outside, complete=kind is None)
             return
         if session.current.is_participant:
             session.leave(complete=kind is None)

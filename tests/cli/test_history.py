@@ -42,13 +42,6 @@ def test_show_names_what_was_changed(changed: txstore.Repository) -> None:
     assert run_json("show", changed.url, "v1")["changes"] is None
 
 
-def test_what_a_repository_says_does_not_steer_the_terminal(repo: txstore.Repository) -> None:
-    with repo.transaction() as store:
-        zarr.create_group(store, path="a\x1b[2J")
-    assert "\x1b" not in run("diff", repo.url).stdout
-    assert "a\\x1b[2J" in run("diff", repo.url).stdout
-
-
 def test_blame_and_the_log_of_a_path(changed: txstore.Repository) -> None:
     lines = run("blame", changed.url, "x").stdout.splitlines()
     assert [line.split()[0] for line in lines[2:]] == ["main@1", "main@0"]

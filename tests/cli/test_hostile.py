@@ -43,8 +43,8 @@ def commands() -> set[str]:
 @pytest.fixture
 def hostile(open_repo: Callable[..., txstore.Repository], monkeypatch: pytest.MonkeyPatch) -> txstore.Repository:
     """A repository in which every text that can be anything is."""
-    monkeypatch.setattr("txstore.history.publisher.this_user", lambda: STEERING)
-    monkeypatch.setattr("txstore.transactions.begin_checks.this_user", lambda: STEERING)
+    monkeypatch.setattr("txstore.history.new_commit.this_user", lambda: STEERING)
+    monkeypatch.setattr("txstore.transactions.transaction.this_user", lambda: STEERING)
     repo = open_repo()
     properties = {STEERING: STEERING, "nan": float("nan"), "inf": [float("inf"), {"-": -float("inf")}]}
     with repo.transaction(STEERING, properties=properties) as store:
@@ -78,108 +78,97 @@ def shown_by(*arguments: object, status: int | None = 0) -> str:
     return check(result.stdout) + check(result.stderr)
 
 
-def calls(repo: txstore.Repository, tmp_path: Path) -> Iterator[tuple[str, list[object]]]:
-    """How each command is called on a repository; the same ones with --json."""
+def calls(repo: txstore.Repository, tmp_path: Path, suffix: str) -> Iterator[tuple[str, list[object]]]:
+    """How each command is called on a repository."""
     for number in (1, 2):
         with repo.transaction(name=f"job{number}", message=STEERING) as store:
-            store[f"{NAMES}/{number}"] = b"1"
+            store[f"{NAMES}/{number}{suffix}"] = b"1"
     url = repo.url
-    for suffix in ("", "json"):
-        out = tmp_path / f"out{suffix}"
-        yield "log", [url]
-        yield "log", [url, "--graph"]
-        yield "branch list", [url]
-        yield "branch create", [url, f"dev{suffix}", "v1"]
-        yield "branch rename", [url, f"dev{suffix}", f"later{suffix}"]
-        yield "branch delete", [url, f"later{suffix}"]
-        yield "show", [url, "v1"]
-        yield "diff", [url, "v1"]
-        yield "blame", [url, NAMES]
-        yield "cp", [url, NAMES, f"{NAMES}{suffix}copy"]
-        yield "rechunk", [url, f"{NAMES}{suffix}copy", "--chunks", "1", "--message", STEERING]
-        yield "mv", [url, f"{NAMES}{suffix}copy", f"{NAMES}{suffix}moved"]
-        yield "restore", [url, f"{NAMES}{suffix}moved", "--at", "v1"]
-        yield "merge", [url, "theirs", "--dry-run"]
-        yield "merge", [url, "theirs", "--message", f"{STEERING}{suffix}"]
-        yield "revert", [url, "theirs", "--message", f"{STEERING}{suffix}"]
-        yield "cherry-pick", [url, "theirs"]
-        yield "tag create", [url, f"t{suffix}"]
-        yield "tag list", [url]
-        yield "tag delete", [url, f"t{suffix}"]
-        yield "ls", [url]
-        yield "ls", [url, NAMES]
-        yield "ls", [url, "--keys"]
-        yield "constraints", [url]
-        with repo.transaction() as store:
-            for when in ("commit", "follow"):
-                store.views[f"by_{when}{suffix}"] = Reduce(
-                    f"{NAMES}s", NAMES, "max", f"{NAMES}{when}{suffix}", when=when
-                )
-        yield "views list", [url]
-        yield "views run", [url, "--once"]
-        yield "views drop", [url, f"by_follow{suffix}"]
-        yield "feed create", [url, f"f{suffix}", "--from-beginning", "--path", NAMES]
-        yield "feed list", [url]
-        yield "feed show", [url, f"f{suffix}"]
-        yield "feed watch", [url, f"f{suffix}", "--timeout", "0", "--combine", "--exec", "cat >/dev/null"]
-        yield "feed reset", [url, f"f{suffix}", "--since", "v1"]
-        yield "feed delete", [url, f"f{suffix}"]
-        yield "du", [url]
-        yield "tx list", [url]
-        yield "tx show", [url, "job1", "--keys"]
-        yield "verify", [url]
-        yield "backup", [url, out / "backup"]
-        yield "protect", [out / "backup"]
-        yield "export", [url, out / "export"]
-        yield "publish", [url, out / "copy"]
-        yield "references", [url, out / "x.json", "--tag", "v1"]
-        yield "checkout", [url, out / "checked-out"]
-        yield "commit-directory", [url, out / "checked-out", "--message", STEERING]
-        yield "page", [url, "--to", out / "page"]
-        yield "check-format", [url]
-        yield "import", [out / "export", url, "--path", f"imported{suffix}", "--message", STEERING]
-        yield "optimize", [url]
-        yield "vacuum", [url]
+    out = tmp_path / f"out{suffix}"
+    yield "log", [url]
+    yield "log", [url, "--graph"]
+    yield "branch list", [url]
+    yield "branch create", [url, f"dev{suffix}", "v1"]
+    yield "branch rename", [url, f"dev{suffix}", f"later{suffix}"]
+    yield "branch delete", [url, f"later{suffix}"]
+    yield "show", [url, "v1"]
+    yield "diff", [url, "v1"]
+    yield "blame", [url, NAMES]
+    yield "cp", [url, NAMES, f"{NAMES}{suffix}copy"]
+    yield "rechunk", [url, f"{NAMES}{suffix}copy", "--chunks", "1", "--message", STEERING]
+    yield "mv", [url, f"{NAMES}{suffix}copy", f"{NAMES}{suffix}moved"]
+    yield "restore", [url, f"{NAMES}{suffix}moved", "--at", "v1"]
+    yield "merge", [url, "theirs", "--dry-run"]
+    yield "merge", [url, "theirs", "--message", f"{STEERING}{suffix}"]
+    yield "revert", [url, "theirs", "--message", f"{STEERING}{suffix}"]
+    yield "cherry-pick", [url, "theirs"]
+    yield "tag create", [url, f"t{suffix}"]
+    yield "tag list", [url]
+    yield "tag delete", [url, f"t{suffix}"]
+    yield "ls", [url]
+    yield "ls", [url, NAMES]
+    yield "ls", [url, "--keys"]
+    yield "constraints", [url]
+    with repo.transaction() as store:
+        for when in ("commit", "follow"):
+            store.views[f"by_{when}{suffix}"] = Reduce(f"{NAMES}s", NAMES, "max", f"{NAMES}{when}{suffix}", when=when)
+    yield "views list", [url]
+    yield "views run", [url, "--once"]
+    yield "views drop", [url, f"by_follow{suffix}"]
+    yield "feed create", [url, f"f{suffix}", "--from-beginning", "--path", NAMES]
+    yield "feed list", [url]
+    yield "feed show", [url, f"f{suffix}"]
+    yield "feed watch", [url, f"f{suffix}", "--timeout", "0", "--combine", "--exec", "cat >/dev/null"]
+    yield "feed reset", [url, f"f{suffix}", "--since", "v1"]
+    yield "feed delete", [url, f"f{suffix}"]
+    yield "du", [url]
+    yield "tx list", [url]
+    yield "tx show", [url, "job1", "--keys"]
+    yield "verify", [url]
+    yield "backup", [url, out / "backup"]
+    yield "protect", [out / "backup"]
+    yield "export", [url, out / "export"]
+    yield "publish", [url, out / "copy"]
+    yield "references", [url, out / "x.json", "--tag", "v1"]
+    yield "checkout", [url, out / "checked-out"]
+    yield "commit-directory", [url, out / "checked-out", "--message", STEERING]
+    yield "page", [url, "--to", out / "page"]
+    yield "check-format", [url]
+    yield "import", [out / "export", url, "--path", f"imported{suffix}", "--message", STEERING]
+    yield "optimize", [url]
+    yield "vacuum", [url]
     yield "tx commit", [url, "job1"]
     yield "tx rollback", [url, "job2", "--yes"]
     del store  # which reads what is erased
-    yield "erase", [url, "imported", "--yes", "--timeout", "5"]
+    yield "erase", [url, f"imported{suffix}", "--yes", "--timeout", "5"]
 
 
 @pytest.mark.long
 @pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
 def test_no_command_lets_a_repository_steer_the_terminal(hostile: txstore.Repository, tmp_path: Path) -> None:
-    called = set()
-    for command, arguments in list(calls(hostile, tmp_path)):
-        called.add(command)
-        as_json = any("json" in str(each) and "x.json" not in str(each) for each in arguments)
-        out = shown_by(*command.split(), *arguments, *(["--json"] if as_json else []))
-        if command in ("log", "show", "tx list") or (command == "ls" and len(arguments) == 1):
-            assert "[bold red]" in out, command  # and not taken for markup
-    assert commands() - called == {"demo", "serve"}  # which has no repository; which goes on: tests/serving
-
-
-@pytest.mark.long
-@pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
-def test_json_is_json(hostile: txstore.Repository, tmp_path: Path) -> None:
-    """Without NaN and Infinity, which no other reader takes; and ASCII."""
+    """And JSON is JSON: without NaN and Infinity, which no other reader takes; and ASCII."""
 
     def refuse(constant: str) -> None:
         raise AssertionError(constant)
 
     called = set()
-    for command, arguments in list(calls(hostile, tmp_path / "again")):
-        if command not in called:
+    for suffix in ("", "json"):
+        for command, arguments in calls(hostile, tmp_path, suffix):
             called.add(command)
-            result = run(*command.split(), *arguments, "--json")
+            result = run(*command.split(), *arguments, *(["--json"] if suffix else []))
             assert result.exit_code == 0, result.output
-            assert check(result.stdout).isascii()
-            told = json.loads(result.stdout, parse_constant=refuse)
-            if command == "show":
-                found = told["properties"]
-                assert (found["nan"], found["inf"]) == ("NaN", ["Infinity", {"-": "-Infinity"}])
-                assert found[STEERING] == STEERING
-    assert commands() - called == {"demo", "serve"}
+            check(result.stderr)
+            told = check(result.stdout)
+            if suffix:
+                assert told.isascii()
+                found = json.loads(told, parse_constant=refuse)
+                if command == "show":
+                    properties = found["properties"]
+                    assert (properties["nan"], properties["inf"]) == ("NaN", ["Infinity", {"-": "-Infinity"}])
+                    assert properties[STEERING] == STEERING
+            elif command in ("log", "show", "tx list") or (command == "ls" and len(arguments) == 1):
+                assert "[bold red]" in told, command  # and not taken for markup
+    assert commands() - called == {"demo", "serve"}  # which has no repository; which goes on: tests/serving
 
 
 def test_rows_that_are_not_there(hostile: txstore.Repository) -> None:
@@ -263,9 +252,9 @@ def test_warnings(hostile: txstore.Repository, monkeypatch: pytest.MonkeyPatch) 
 
 def test_nothing_is_printed_past_the_escapes() -> None:
     """One module prints. (`demo` shows what it has made itself.)"""
-    for path in Path(output.__file__).parent.glob("cli*.py"):
+    for path in Path(output.__file__).parent.glob("*.py"):
         text = path.read_text()
-        if path.name != "cli_output.py":
+        if path.name not in ("output.py", "demo.py"):
             assert "typer.echo" not in text, path
             assert not re.search(r"(?<!_)\bprint\(|\.print\(", text), path
 

@@ -68,13 +68,6 @@ def test_a_repository_that_can_not_be_opened(path):
     assert (path / "format.json").read_bytes() == whole
 
 
-def test_what_is_well_is_left_alone(path):
-    before = tree(path)
-    result = run("verify", path, "--repair")
-    assert (result.exit_code, result.stdout.startswith("0 faults in 2 commits")) == (0, True)
-    assert tree(path) == before
-
-
 def test_backup(path, tmp_path):
     result = run("backup", path, tmp_path / "copy")
     assert (result.exit_code, result.stderr) == (0, "")

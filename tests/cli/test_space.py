@@ -7,7 +7,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.tools.command_line import assert_refused, run, run_json
+from tests.tools.command_line import run, run_json
 from tests.tools.upkeep import content, oldest_kept_of, rewrite, tree
 from txstore.format.display import readable_size
 
@@ -58,10 +58,6 @@ def test_what_is_no_age(rewritten, age):
     assert oldest_kept_of(rewritten) == 0
 
 
-def test_keep_is_at_least_1(rewritten):
-    assert run("vacuum", rewritten.url, "--keep", 0).exit_code == 2
-
-
 def test_du(rewritten):
     usage = rewritten.usage()
     told = run_json("du", rewritten.url)
@@ -70,11 +66,6 @@ def test_du(rewritten):
     shown = run("du", rewritten.url).stdout
     for number in (usage.live, usage.history, usage.total):
         assert f"{number:,}" in shown
-
-
-@pytest.mark.parametrize("command", ["optimize", "vacuum", "du"])
-def test_there_is_no_repository(tmp_path, command):
-    assert_refused(run(command, tmp_path / "none.tx"), "none.tx")
 
 
 def test_sizes_that_people_read():

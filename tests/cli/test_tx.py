@@ -47,23 +47,11 @@ def run_17(repo: txstore.Repository) -> txstore.Repository:
 
 
 # --- the whole
-@pytest.mark.parametrize("command", COMMANDS)
-def test_a_missing_repository(command: tuple[str, ...], tmp_path: Path) -> None:
-    result = tx(command[0], tmp_path / "none", *command[1:])
-    assert_refused(result, "none: there is no TxStore repository here")
-    assert not (tmp_path / "none").exists()
-
-
 @pytest.mark.parametrize("command", COMMANDS[1:])
 def test_a_name_that_nothing_has(command: tuple[str, ...], run_17: txstore.Repository) -> None:
     assert_refused(tx(command[0], run_17.url, "run-18", *command[2:]), "'run-18'", "txstore tx list")
     assert_refused(tx(command[0], run_17.url, "../a", *command[2:]), "transaction '../a'")
     assert named(run_17) == [NAME]
-
-
-@pytest.mark.parametrize("arguments", [["list"], ["show", "x"], ["commit", "x"], ["rollback", "x"], ["end", "x"]])
-def test_wrong_usage_is_status_2(arguments: list[str]) -> None:
-    assert tx(*arguments).exit_code == 2
 
 
 # --- list
@@ -116,9 +104,6 @@ def test_show(run_17: txstore.Repository) -> None:
     ]
     assert lines[9].split() == ["process", "state", "keys", "bytes"]
     assert lines[11].split() == [*me().split(), "sealed", "3", "100"]
-
-
-def test_show_keys(run_17: txstore.Repository) -> None:
     lines = tx("show", run_17.url, NAME, "--keys").stdout.splitlines()
     assert lines[-3:] == [f"{me()}  {key}" for key in ("a", "b", "old")]
 
@@ -160,16 +145,6 @@ def test_what_becomes_of_a_process(repo: txstore.Repository) -> None:
 
 def process_of(rank: Rank) -> str:
     return f"process {rank.process.pid} on"
-
-
-def test_what_a_transaction_says_does_not_steer_the_terminal(repo: txstore.Repository) -> None:
-    with repo.transaction("red: \x1b[31m", name=NAME) as store:
-        store["a\x07"] = b""
-    for arguments in (["list", repo.url], ["show", repo.url, NAME, "--keys"]):
-        told = tx(*arguments).stdout
-        assert r"red: \x1b[31m" in told
-        assert "\x1b" not in told
-        assert "\x07" not in told
 
 
 # --- commit
@@ -252,8 +227,5 @@ def test_rollback_asks_first(run_17: txstore.Repository, answer: str) -> None:
     assert "rolled back" not in result.stdout
     assert f"Drop 3 staged keys of {NAME}?" in result.stderr
     assert named(run_17) == [NAME]
-
-
-def test_rollback_after_the_answer_yes(run_17: txstore.Repository) -> None:
     assert tx("rollback", run_17.url, NAME, answer="y\n").exit_code == 0
     assert named(run_17) == []

@@ -66,9 +66,8 @@ class Row:
             self.reason(what) for what, ratio in ratios.items() if ratio is not None and ratio > SLOW
         )
         return [
-            f"{self.tool} {self.version}",
+            f"{self.tool} {self.version}{' **fails**' if self.failed else ''}",
             f"`{self.code}`",
-            "**fails**" if self.failed else "; ".join(dict.fromkeys(self.works)),
             "; ".join(remark for remark in dict.fromkeys(remarks) if remark),
             *("–" if ratio is None else f"{ratio:.2f}" for ratio in ratios.values()),
         ]
@@ -90,8 +89,8 @@ def read(groups: list[str]) -> tuple[list[Row], list[str]]:
 
 
 def table(rows: list[Row]) -> str:
-    head = ["tool", "the line", "tried", "limits, and whose; reasons for time", "write", "read"]
-    lines = [head, ["---", "---", "---", "---", "---:", "---:"], *(row.cells() for row in rows)]
+    head = ["tool", "the line", "limits, and whose; reasons for time", "write", "read"]
+    lines = [head, ["---", "---", "---", "---:", "---:"], *(row.cells() for row in rows)]
     escaped = [[cell.replace("|", r"\|") for cell in cells] for cells in lines]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in escaped)
 

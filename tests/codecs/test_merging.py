@@ -9,8 +9,7 @@ import pytest
 import zarr
 from zarr.core.buffer import cpu
 
-from txstore.codecs.chunk_codec import NotMergeableError
-from txstore.codecs.chunk_merging import ChunkMerger
+from txstore.codecs.chunk_codec import ChunkMerger, NotMergeableError
 from txstore.format.regions import Region
 
 pytestmark = pytest.mark.filterwarnings("ignore")

@@ -17,12 +17,10 @@ from tests.tools.commits import set_keys
 from tests.tools.faults import Killed, always
 from tests.tools.inside import branch_id, objects_of
 from tests.tools.waiting import TIMEOUT, wait_until
-from txstore.commit_queue import group_commits
-from txstore.commit_queue.group_commits import BranchListing, GroupCommits, Look
 from txstore.format import commitfile, encoding, names
-from txstore.format.commitfile import SECTION_GROUP_COMMIT
-from txstore.history import branches_in_objects, object_head_caches
+from txstore.history import branches_in_objects, group_commits
 from txstore.history.branches_in_objects import Contention
+from txstore.history.group_commits import BranchListing, GroupCommits, Look
 from txstore.segments import object_writer
 from txstore.storage.objects.client import ObjectClient
 from txstore.storage.objects.interface import Object
@@ -139,14 +137,6 @@ def test_all_that_meet_are_made_by_one_request(url, meet):
     assert head == {"a": b"0"} | {f"writer {n}/c/0": f"writer {n}".encode() for n in range(CREW)}
     for commit in made:
         assert txstore.Repository(url).mapping(at=commit.version)[f"{commit.message}/c/0"] == commit.message.encode()
-
-
-def test_the_next_one_goes_on_behind_a_group_commit(url, meet):
-    meet(url, CREW)
-    commit_together(crew(url))
-    for name in ("plain", "again"):
-        set_keys(txstore.Repository(url), {"b": name.encode()}, name)
-    assert messages(url)[-2:] == ["plain", "again"]
 
 
 def test_of_those_who_want_the_same_key_one_wins(url, meet):
@@ -379,7 +369,7 @@ def test_all_die_when_the_group_commit_is_decided(url, meet, impatient, monkeypa
 def test_nothing_is_put_above_a_gap(url, meet, impatient, monkeypatch):
     """Else nobody could read the head when all those have died whose commits lie in the gap, and know of it."""
     later = staged(url, "later")
-    commits = later._staging._commits
+    commits = later.staging._commits
     meet(url, CREW)
 
     with all_die_when_it_is_decided(url, monkeypatch):
@@ -396,20 +386,6 @@ def test_nothing_is_put_above_a_gap(url, meet, impatient, monkeypatch):
     assert all(is_taken(url, version) for version in range(CREW + 2))
     monkeypatch.undo()
     assert messages(url)[-1] == "later"
-
-
-def test_what_is_kept_and_hinted_of_a_commit_is_the_file_as_it_was_made(url, meet, monkeypatch):
-    hinted = list[tuple[str, bytes]]()
-    monkeypatch.setattr(
-        object_head_caches._HeadCacheWriter, "note", lambda self, stored, tail: hinted.append((stored.path, tail))
-    )
-    meet(url, CREW)
-    transactions = crew(url)
-    commit_together(transactions)
-    objects = objects_of(txstore.Repository(url))
-    assert sorted(path for path, _ in hinted) == [names.commit_path("main", version) for version in range(1, CREW + 1)]
-    for path, tail in hinted:
-        assert objects.get(path).endswith(tail)
 
 
 @pytest.mark.parametrize("how", ["interrupted", "unanswered"])
@@ -480,7 +456,7 @@ def test_a_group_commit_of_those_who_have_slept_is_not_taken_for_history(
     monkeypatch.setattr(group_commits, "TRUSTED", -1.0)  # it was for long
     monkeypatch.setattr(awake.engine.commits.store._contention, "is_contended", lambda branch: False)  # it joins nobody
     for each in slept:
-        commits = each._staging._commits
+        commits = each.staging._commits
         heads = commits.store
         heads._looks.note("main", Look(time.monotonic() - 60, time.time() - 60))
         monkeypatch.setattr(heads, "to_follow", heads._known.of)
@@ -527,7 +503,7 @@ def test_a_version_that_is_free_below_others_was_freed(far, impatient):
     for number in range(3):
         set_keys(txstore.Repository(url), {"a/zarr.json": GROUP % number}, f"awake {number}")
     for version in range(3):
-        transaction._staging.storage.objects.delete([names.commit_path("main", version)])
+        transaction.staging.storage.objects.delete([names.commit_path("main", version)])
     with pytest.raises(txstore.CommitUnknownError):
         transaction.commit()
     assert [is_taken(url, version) for version in range(5)] == [False, False, False, True, False]
@@ -698,13 +674,6 @@ def test_what_is_erased_is_in_no_group_commit(url, meet):
     objects = objects_of(repo)
     for each in objects.list("commits/main"):
         assert b"hidden words" not in objects.get(f"commits/main/{each.name}")
-
-
-def test_a_group_commit_has_a_section_that_others_pass_over(url, meet):
-    meet(url, CREW)
-    commit_together(crew(url))
-    assert [each.kind for each in file_of(url, 1).header.sections].count(SECTION_GROUP_COMMIT) == 1
-    assert [each.kind for each in file_of(url, 2).header.sections].count(SECTION_GROUP_COMMIT) == 0
 
 
 def test_commits_by_many_again_and_again(url):

@@ -285,7 +285,7 @@ def _resume(world: World, found: Found) -> None:
                 continue
             for key, value in staged.items():
                 assert tx.get(key) == value, f"{key} is not staged any more"
-            tx.participation.leave()
+            tx.lifecycle.leave()
             world.end(tx)
             finish(world, repo, name, staged)
 

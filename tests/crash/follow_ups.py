@@ -22,12 +22,12 @@ def cooperate(world: World) -> None:
         tx = repo.begin()
         changes = {"followed/1": world.value(), "followed/2": world.value(600)}
         tx["followed/1"] = changes["followed/1"]
-        shared = tx.participation.share()
+        shared = tx.lifecycle.share()
         with Process() as worker:
             theirs = join_shared(world.open(), shared)
             theirs["followed/2"] = changes["followed/2"]
-            theirs.participation.seal()
-            theirs.participation.end()
+            theirs.lifecycle.seal()
+            theirs.lifecycle.end()
         worker.die()
         world.commit(tx, changes)
 
@@ -49,7 +49,7 @@ def roll_back(world: World) -> None:
     with Process():
         repo = world.open()
         tx = open_named(repo, "run")
-        tx.participation.leave()
+        tx.lifecycle.leave()
         tx = existing(repo, "run")
         world.end(tx)
         tx.rollback()

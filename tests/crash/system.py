@@ -1,8 +1,8 @@
 """The system calls that `txstore.storage.interface` makes, over a simulated disk: its own code runs on top of them.
 
 So that every call is one that the product really makes, and a sync that is missing there is missing here. What is
-replaced are the names `os`, `fcntl` and `local` in the modules `local` and `tree`, and some of them in `permissions`,
-`pins`, `kernel_locks`, `commit_lock` and `sync_queue`. Locks of open file descriptions are granted as the kernel does;
+replaced are the names `os`, `fcntl` and `local` in the modules `local` and `tree`, and some of them in
+`pins`, `kernel_locks` and `commit_lock`. Locks of open file descriptions are granted as the kernel does;
 chunk-key locks and watches there are none.
 """
 
@@ -30,10 +30,10 @@ from txstore.errors import LocksUnavailableError
 from txstore.format.commitfile import Footer, Header
 from txstore.locks import kernel_locks, pins
 from txstore.steps import STEPS
-from txstore.storage import commit_lock, permissions, sync_queue, tree
+from txstore.storage import commit_lock, tree
 from txstore.storage import local as storage
 from txstore.transactions import own_part
-from txstore.transactions.participation import Participation
+from txstore.transactions.lifecycle import Lifecycle
 
 if sys.platform == "linux":
     import fcntl
@@ -518,14 +518,11 @@ def simulated() -> Iterator[System]:
         mock.patch.object(storage, "local", _local),
         mock.patch.object(tree, "os", _os),
         mock.patch.object(tree, "local", _local),
-        mock.patch.object(permissions, "os", _os),
         mock.patch.object(pins, "opening", contextlib.nullcontext()),  # of one process, not of all of the machine
         mock.patch.object(kernel_locks, "fcntl", _Fcntl()),
         mock.patch.object(kernel_locks.ByteLocks, "holders", return_value=[]),  # for people, too
         mock.patch.object(commit_lock, "fcntl", _Fcntl()),
         mock.patch.object(commit_lock, "_tell"),  # who has the turn: for people, and for as long as it lasts
-        mock.patch.object(sync_queue, "fcntl", _Fcntl()),
-        mock.patch.object(sync_queue, "os", _os),
         mock.patch.object(commit_lock, "about", return_value=b"{}"),
         mock.patch.object(os, "urandom", SYSTEM.randbytes),
         mock.patch.object(Stored, "__init__", _init_stored),
@@ -545,5 +542,5 @@ def forget_all() -> None:
     """Let what ran on the simulated machine leave nothing behind when it is collected: it was killed."""
     _let_go_of_pins(lambda descriptor: descriptor is not None and descriptor >= _FIRST_DESCRIPTOR)
     for thing in processes.all_of(processes._forking):
-        if isinstance(thing, Participation) and thing._staging.storage.url == URL:
+        if isinstance(thing, Lifecycle) and thing.staging.storage.url == URL:
             thing.end()

@@ -99,15 +99,15 @@ def cooperative(world: World) -> Writer:
 
     def begin() -> Transaction:
         tx = writer.repo.begin()
-        shared = tx.participation.share()
+        shared = tx.lifecycle.share()
         assert shared is not None
         with Process() as process:
             theirs = join_shared(world.open(), shared)
             try:
                 theirs["b/1"] = changes["b/1"]
-                theirs.participation.seal()
+                theirs.lifecycle.seal()
             finally:
-                theirs.participation.end()
+                theirs.lifecycle.end()
                 process.die()
         return tx
 

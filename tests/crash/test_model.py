@@ -94,7 +94,7 @@ def test_the_product_does_the_same_on_a_real_disk(tmp_path: Path) -> None:
         repo.tags["one"] = repo.head()
         tx = open_named(repo, "run")
         tx["c"] = b"1"
-        tx.participation.leave()
+        tx.lifecycle.leave()
 
     real = tmp_path / "data.tx"
     write(str(real))

@@ -16,7 +16,7 @@ from tests.crash.world import TORN, Made, Promise, World, some
 from tests.tools.inside import branch_id, existing, join_shared, open_named
 from txstore.format import names
 from txstore.format.regions import Region
-from txstore.maintenance import retention
+from txstore.maintenance import vacuum as retention
 from txstore.maintenance.vacuum import VacuumReport
 from txstore.transactions.transaction import Transaction
 
@@ -65,7 +65,7 @@ def cooperative(world: World) -> None:
         tx = owner.begin()
         for key in ("a", "b/0"):
             tx[key] = changes[key]
-        shared = tx.participation.share()
+        shared = tx.lifecycle.share()
         workers = []
         for number in (1, 2):
             worker = Process()
@@ -74,8 +74,8 @@ def cooperative(world: World) -> None:
                 repo = world.open()
                 theirs = join_shared(repo, shared)
                 changes[f"b/{number}"] = theirs[f"b/{number}"] = world.value(size)
-                theirs.participation.seal()
-                theirs.participation.end()
+                theirs.lifecycle.seal()
+                theirs.lifecycle.end()
         for worker in workers:
             worker.die()
         world.commit(tx, changes)
@@ -115,7 +115,7 @@ def parts(world: World) -> None:
     for offset in (0, 7):
         tx, rival = repo.begin(), other.begin()
         tx["a"] = changed = world.value()
-        shared, joined = tx.participation.share(), []
+        shared, joined = tx.lifecycle.share(), []
         for worker in (Process(), Process()):
             with worker:
                 there = world.open()
@@ -126,8 +126,8 @@ def parts(world: World) -> None:
         for number, (worker, theirs) in enumerate(joined):
             with worker:
                 write(theirs, 600 * number + offset, 600 * number + 500)
-                theirs.participation.seal()
-                theirs.participation.end()
+                theirs.lifecycle.seal()
+                theirs.lifecycle.end()
             worker.die()
         world.commit(tx, {"a": changed, "p/c/0": bytes(chunk)})
 
@@ -178,13 +178,13 @@ def cooperative_scratch(world: World) -> None:
     tx = fast.begin()
     changes = {"b/0": world.value(300), "b/1": world.value(2000)}
     tx["b/0"] = changes["b/0"]
-    shared = tx.participation.share()
+    shared = tx.lifecycle.share()
     with Process() as worker:
         repo = world.open("none")
         theirs = join_shared(repo, shared)
         theirs["b/1"] = changes["b/1"]
-        theirs.participation.seal()
-        theirs.participation.end()
+        theirs.lifecycle.seal()
+        theirs.lifecycle.end()
     worker.die()
     world.commit(tx, changes)
     world.put(world.open(), {"c": world.value()})
@@ -451,7 +451,7 @@ def killed_in_the_queue(world: World) -> None:
         SYSTEM.before = before
         with contextlib.suppress(ProgramDied, OSError):
             tx.commit()
-        tx.participation.end()
+        tx.lifecycle.end()
     assert "lost" not in dict(world.open().mapping()), "a commit that nobody has made is there"
     world.put(world.open(), {"c": world.value()})
 
@@ -482,14 +482,14 @@ def _several_packs(world: World) -> None:
         tx = owner.begin()
         changes = {"b/1": world.value(300), "b/2": world.value(300)}
         tx["b/1"] = changes["b/1"]
-        shared = tx.participation.share()
+        shared = tx.lifecycle.share()
         worker = Process()
         with worker:
             repo = world.open()
             theirs = join_shared(repo, shared)
             theirs["b/2"] = changes["b/2"]
-            theirs.participation.seal()
-            theirs.participation.end()
+            theirs.lifecycle.seal()
+            theirs.lifecycle.end()
         worker.die()
         world.commit(tx, changes)
     process.die()
@@ -677,13 +677,13 @@ def linked(world: World) -> None:
     tx = owner.begin()
     changes = {"c/0": world.value(300), "c/1": world.value(300)}
     tx["c/0"] = changes["c/0"]
-    shared = tx.participation.share()
+    shared = tx.lifecycle.share()
     with Process() as worker:
         repo = world.open()
         theirs = join_shared(repo, shared)
         theirs["c/1"] = changes["c/1"]
-        theirs.participation.seal()
-        theirs.participation.end()
+        theirs.lifecycle.seal()
+        theirs.lifecycle.end()
     worker.die()
     SYSTEM.before = before
     world.commit(tx, changes)
@@ -852,13 +852,13 @@ def elsewhere() -> Tree:
     repo = World().open()
     _start()
     tx = repo.begin()
-    shared = tx.participation.share()
+    shared = tx.lifecycle.share()
     with Process() as process:
         other = World().open()
         theirs = join_shared(other, shared)
         theirs["p"] = _IN_A_PACK["p"]
-        theirs.participation.seal()
-        theirs.participation.end()
+        theirs.lifecycle.seal()
+        theirs.lifecycle.end()
     process.die()
     tx.commit()
     repo.tags["one"] = repo.commit(0)

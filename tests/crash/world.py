@@ -196,7 +196,7 @@ class World:
 
     def commit(self, tx: Transaction, changes: Mapping[str, bytes | None], deleted: tuple[str, ...] = ()) -> str:
         """Commit what is staged already."""
-        durable = tx._staging.record.durability == "fsync"
+        durable = tx.staging.record.durability == "fsync"
         self.made[tx.id] = Made(dict(changes), deleted, durable)
         tx.commit()
         self.commits.append(Promise(len(SYSTEM.disk.steps), tx.id, tx.id, durable))
@@ -245,7 +245,7 @@ class World:
         engine = repo.engine
         ids = engine.branch(source), engine.branch(into)
         head = engine.newest(ids[1])
-        change = merge_commits.OfBranch(engine, ids[0], source).onto(some(head.stored))
+        change = merge_commits.of_branch(ids[0], source, engine, some(head.stored))
         assert change is not None
         plan = merge_commits.plan(
             engine, merge_commits.OpenedSnapshots(engine), change, head, merge_commits.Answers(None), append=None
@@ -301,7 +301,7 @@ class World:
         """Stage into a transaction with a name, and leave it."""
         for key, value in staged.items():
             tx.set(key, value)
-        tx.participation.leave()
+        tx.lifecycle.leave()
         self.parts.append(Part(len(SYSTEM.disk.steps), name, tx.id, dict(staged)))
 
     def end(self, tx: Transaction) -> None:

@@ -11,7 +11,7 @@ import zarr
 import txstore
 from tests.tools.commits import commit, create_array, write_array
 from txstore.feeds import Share
-from txstore.feeds.regions import ChangedChunks, divided
+from txstore.feeds.changes import ChangedChunks, divided
 from txstore.format.grids import Grid
 
 

@@ -19,14 +19,13 @@ from txstore._native import index, index_fallback
 from txstore.commit import Stored
 from txstore.errors import KeyFormatError
 from txstore.format import commitfile, encoding, names, packfile, records
-from txstore.format.commitfile import CommitName, Footer, Header, RunName, Section, Statistics
-from txstore.format.declarations import Declarations
+from txstore.format.commitfile import CommitName, Declarations, Footer, Header, RunName, Section, Statistics
 from txstore.format.encoding import MalformedError, NewerFormatError
 from txstore.format.packfile import PackName
 from txstore.format.records import Branch, HeadCache, RepositoryFormat, Tag
 from txstore.format.regions import Region
 from txstore.history import identity
-from txstore.history import publisher as versions
+from txstore.history import new_commit as versions
 
 u16, u32, u64 = (st.integers(0, 2**bits - 1) for bits in (16, 32, 64))
 ids = st.binary(min_size=16, max_size=16)
@@ -511,7 +510,7 @@ def test_the_code_writes_the_worked_example(example, repo, monkeypatch):
     monkeypatch.setattr(versions, "time", clock)
     monkeypatch.setattr(versions, "this_user", lambda: "ana@lab")
     tx = repo.begin("first")
-    object.__setattr__(tx._staging.record, "id", COMMIT)
+    object.__setattr__(tx.staging.record, "id", COMMIT)
     tx["a/c/0"] = b"hello"
     tx.commit()
     written = Path(repo.url, "commits/main/0000000000").read_bytes()

@@ -382,15 +382,15 @@ def _read_a_commit(files: Files, path: str) -> None:
         with _either():
             dict(snapshot.constraints)
         storage: Any = commits.storage
-        check_frames(storage, stored.header.name, commits.identity.id, frames_end(stored))
-        check_sections(storage, stored)
+        check_frames(storage.read_range, stored.header.name, commits.identity.id, frames_end(stored))
+        check_sections(storage.read_range, stored)
         for pack in stored.header.packs:
             with contextlib.suppress(FileNotFoundError):
-                check_frames(storage, pack.name, commits.identity.id, pack.end)
+                check_frames(storage.read_range, pack.name, commits.identity.id, pack.end)
         for name in stored.header.runs:
             if name.pack is None or name.pack in stored.header.compaction_outputs:
                 with contextlib.suppress(ValueError, FileNotFoundError):
-                    run, _ = open_run(storage, name, path if name.pack is None else name.pack.path)
+                    run, _ = open_run(storage.read_range, name, path if name.pack is None else name.pack.path)
                     for page in entries_of(run):
                         len(page)
 

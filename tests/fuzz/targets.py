@@ -32,13 +32,13 @@ from txstore.format.commitfile import (
     DECLARED_FEATURES,
     CommitName,
     DataPack,
+    Declarations,
     Footer,
     Header,
     RunName,
     Section,
     Statistics,
 )
-from txstore.format.declarations import Declarations
 from txstore.format.encoding import CHECKSUM, MalformedError, crc32c
 from txstore.format.packfile import PackName, Predecessor
 from txstore.format.records import HeadCache, RepositoryFormat, Tag, TransactionRecord

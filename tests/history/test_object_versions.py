@@ -12,7 +12,7 @@ from tests.tools.far_away import Requests
 from tests.tools.waiting import TIMEOUT
 from txstore.format import names
 from txstore.history import branches_in_objects, object_head_caches
-from txstore.history import publisher as versions_of_history
+from txstore.history import new_commit as versions_of_history
 from txstore.transactions.transaction import Transaction
 
 

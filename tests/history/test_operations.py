@@ -25,7 +25,7 @@ from txstore.cli.main import app
 from txstore.format import names
 from txstore.format.records import OperationRecord
 from txstore.history import operations
-from txstore.maintenance import retention
+from txstore.maintenance import vacuum as retention
 from txstore.maintenance import vacuum as vacuuming
 from txstore.storage.commit_lock import this_user
 

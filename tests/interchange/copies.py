@@ -9,7 +9,7 @@ from typing import Any
 
 import txstore
 from txstore.interchange.destinations import LocalDestination
-from txstore.interchange.published_state import STATE
+from txstore.interchange.publish import STATE
 
 Tree = dict[str, bytes]
 

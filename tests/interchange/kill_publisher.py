@@ -14,7 +14,7 @@ import txstore
 from tests.interchange.copies import Tree, Unsteady, check_copy, chunks_of, forked, killed
 from txstore.format.consolidated import consolidate, documents_of
 from txstore.interchange import publish as publishing
-from txstore.interchange.published_state import STATE
+from txstore.interchange.publish import STATE
 
 publishing._BATCH = 2
 publishing._CHECKPOINT = 1  # after each batch

@@ -18,9 +18,8 @@ from tests.interchange.test_export import files
 from tests.system.remote.conftest import server_of  # noqa: F401 - a fixture
 from tests.tools.command_line import run
 from txstore.interchange.destinations import LocalDestination, ObjectDestination, open_destination
-from txstore.interchange.export import MARKER
-from txstore.interchange.published_state import STATE
-from txstore.serving.page_files import put_page
+from txstore.interchange.publish import MARKER, STATE
+from txstore.serving.files import put_page
 from txstore.storage.objects.interface import open_objects
 
 DEAR = b"dear"
@@ -286,14 +285,6 @@ def test_names_that_lead_elsewhere_on_file_servers(key: str, creation: str) -> N
     for use in (target.read, lambda key: target.write(key, b"1"), lambda key: target.delete([key])):
         with pytest.raises(txstore.PublishError, match="name of a file"):
             use(key)
-
-
-def test_object_stores_know_no_directories() -> None:
-    target = open_destination("memory://destination/any", None, durable=False, at_most=0o777)
-    for key in OF_SERVERS:
-        if key != "a%00b" and "\\" not in key:
-            target.write(key, b"1")
-            assert target.read(key) == b"1"
 
 
 def test_a_file_server(

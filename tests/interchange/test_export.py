@@ -14,10 +14,9 @@ import txstore
 from tests.store.test_codecs import CODECS_2, CODECS_3, NUMERIC_DTYPES, OTHER_DTYPES, RECORD, numbers_as
 from tests.tools.command_line import assert_refused, run, run_json
 from txstore.format.consolidated import plain_document
-from txstore.interchange import export
 from txstore.interchange.destinations import LocalDestination
-from txstore.interchange.export import MARKER
 from txstore.interchange.places import Place
+from txstore.interchange.publish import MARKER
 
 pytestmark = pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
 
@@ -195,17 +194,6 @@ def test_old_consolidated_metadata_is_made_anew(repo: txstore.Repository, tmp_pa
         store[".zmetadata"] = b"{}"
     repo.export(tmp_path / "out")
     assert [name for name, _ in zarr.open_consolidated(tmp_path / "out", zarr_format=2).members()] == ["x"]
-
-
-def test_the_root_is_written_last(filled: txstore.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    order: list[str] = []
-    plain_copy = export._Export._copy
-    monkeypatch.setattr(export._Export, "_copy", lambda self, key: order.append(key) or plain_copy(self, key))  # type: ignore[func-returns-value]
-    filled.export(tmp_path / "out")
-    documents = [key for key in order if key.endswith("zarr.json")]
-    assert order[-len(documents) :] == documents
-    assert documents[0] == "a/x/zarr.json"
-    assert order[-1] == "zarr.json"
 
 
 def test_what_was_damaged_on_the_way_is_an_error(filled, tmp_path, monkeypatch):

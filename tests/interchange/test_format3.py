@@ -118,6 +118,20 @@ def test_what_xarray_takes_for_missing_stays_missing(with_root: txstore.Reposito
     assert found.t.dims == ("y", "x")
 
 
+@pytest.mark.parametrize(("values", "fill"), [(["a", ""], ""), ([1j, 0j], 0j)])
+def test_xarray_opens_what_has_a_fill_value(
+    with_root: txstore.Repository, tmp_path: Path, values: list[Any], fill: Any
+) -> None:
+    """It has words for that of complex numbers, and none for that of texts."""
+    xr = pytest.importorskip("xarray")
+    group = zarr.create_group(tmp_path / "plain.zarr", zarr_format=2)
+    group.create_array("x", data=np.array(values), fill_value=fill, attributes={"_ARRAY_DIMENSIONS": ["n"]})
+    with_root.import_from(tmp_path / "plain.zarr", "deep/plain")
+    expected = xr.open_zarr(tmp_path / "plain.zarr", consolidated=False, chunks=None).x.load()
+    found = xr.open_zarr(with_root.snapshot(), group="deep/plain", consolidated=False, chunks=None).x.load()
+    xr.testing.assert_equal(found, expected)
+
+
 def test_a_manifest_of_format_2(open_repo: Any, tmp_path: Path) -> None:
     pytest.importorskip("h5py")
     from tests.interchange.manifests import TEMPERATURES, references_of, write_hdf5
@@ -155,15 +169,6 @@ def test_an_array_beside_imported_references_hides_none(repo: txstore.Repository
     group = zarr.open_group(repo.snapshot(), mode="r")
     assert group[f"{path}/x".strip("/")][:].tolist() == list(b"ab")
     assert group["new"][:].tolist() == [0, 1, 2]
-
-
-def test_a_copy_below_a_path_of_an_empty_repository(repo: txstore.Repository, tmp_path: Path) -> None:
-    plain = zarr.open_group(tmp_path / "plain.zarr", mode="w", zarr_format=2)
-    plain.create_array("x", data=np.arange(10), chunks=(5,))
-    repo.import_from(tmp_path / "plain.zarr", "in/it")
-    with repo.transaction() as store:
-        zarr.create_array(store, name="new", data=np.arange(3))
-    assert zarr.open_group(repo.snapshot(), mode="r")["in/it/x"][:].tolist() == list(range(10))
 
 
 def test_a_copy_below_a_group_of_format_3(with_root: txstore.Repository, tmp_path: Path) -> None:

@@ -6,7 +6,6 @@ import json
 import os
 import shutil
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -14,10 +13,11 @@ import numpy as np
 import pytest
 import zarr
 from fsspec.implementations.local import LocalFileSystem
+from zarr.storage import MemoryStore
 
 import txstore
 from tests.interchange.test_export import files
-from tests.system.remote import servers
+from tests.system.remote.conftest import server_of  # noqa: F401 - a fixture
 from tests.tools.command_line import assert_refused, run, run_json
 from tests.tools.disk import run_python
 from txstore.format.consolidated import plain_document
@@ -120,6 +120,7 @@ def test_sources_that_are_refused(repo: txstore.Repository, tmp_path: Path, plai
         (tmp_path / "*.none", "nothing matches"),
         (tmp_path / "text", "neither Zarr nor NetCDF nor HDF5"),
         (tmp_path / "folder", "no Zarr hierarchy"),
+        (MemoryStore(), "MemoryStore: no Zarr hierarchy"),
         (other.url, "TxStore repository already"),
         (shutil.make_archive(str(tmp_path / "zipped"), "zip", plain), "zip::"),
         *[(f"{chain}{tmp_path}/manifest.json", "import_references") for chain in ("reference::", "dir::reference::")],
@@ -133,6 +134,8 @@ def test_sources_that_are_refused(repo: txstore.Repository, tmp_path: Path, plai
         txstore.Repository(plain / "deep" / "data.tx").import_from(plain)
     with pytest.raises(ValueError, match="concat"):
         repo.import_from([plain, plain])
+    with pytest.raises(ValueError, match="replace="):
+        repo.import_from([plain, plain], concat=0, replace=True)
     with pytest.raises(ValueError, match="at least one"):
         repo.import_from([])
     with pytest.raises(ValueError, match="format"):
@@ -142,9 +145,7 @@ def test_sources_that_are_refused(repo: txstore.Repository, tmp_path: Path, plai
     assert not repo.exists
 
 
-def test_a_directory_that_can_not_be_listed(
-    repo: txstore.Repository, plain: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_directory_that_can_not_be_listed(repo, plain, monkeypatch):
     """fsspec takes it for empty: its chunks would be missing, and be read as fill values."""
     ls = LocalFileSystem.ls
 
@@ -185,9 +186,7 @@ def test_a_link_to_somewhere_else(repo: txstore.Repository, tmp_path: Path, plai
 
 
 @pytest.mark.parametrize("is_joined", [False, True])
-def test_a_file_that_is_exchanged_for_a_link_meanwhile(
-    repo: txstore.Repository, tmp_path: Path, plain: Path, is_joined: bool
-) -> None:
+def test_a_file_that_is_exchanged_for_a_link_meanwhile(repo, tmp_path, plain, is_joined):
     """All was checked when the import began; when it ends, all is as it was."""
     private = zarr.create_array(tmp_path / "private.zarr", data=np.arange(10) + 4711, zarr_format=2)
     chunk, kept = next((plain / "x").rglob("9")), tmp_path / "kept"
@@ -220,12 +219,6 @@ def test_a_pipe_is_no_file(repo: txstore.Repository, tmp_path: Path, name: str) 
         repo.import_from(tmp_path / "piped.zarr", exclude=[name])
 
 
-def test_zipped(repo: txstore.Repository, tmp_path: Path, plain: Path) -> None:
-    archive = shutil.make_archive(str(tmp_path / "zipped"), "zip", plain)
-    repo.import_from(f"zip::{archive}")
-    assert_imported(repo, plain)
-
-
 def test_the_message_of_a_repository_that_is_plain_zarr_keeps_its_promise(tmp_path: Path, plain: Path) -> None:
     with pytest.raises(txstore.RepositoryNotFoundError, match="txstore import") as error:
         txstore.Repository(plain)
@@ -247,18 +240,14 @@ def test_a_source_that_changes_meanwhile(repo: txstore.Repository, plain: Path) 
     assert not repo.exists or repo.head() is None
 
 
-def test_a_file_that_grows_while_it_is_read(
-    repo: txstore.Repository, plain: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_a_file_that_grows_while_it_is_read(repo, plain, monkeypatch):
     read = Place.read
     monkeypatch.setattr(Place, "read", lambda self, key: read(self, key) + b"1")
     with pytest.raises(txstore.SourceError, match="changed while it was read"):
         repo.import_from(plain)
 
 
-def test_what_comes_back_as_something_else(
-    repo: txstore.Repository, plain: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_what_comes_back_as_something_else(repo, plain, monkeypatch):
     from txstore.store import TxStore
 
     monkeypatch.setattr(TxStore, "__getitem__", lambda self, key: b"else")
@@ -278,9 +267,7 @@ txstore.Repository(sys.argv[1]).import_from(sys.argv[2], name="big", progress=di
 
 
 @pytest.mark.long
-def test_after_a_death_it_goes_on_where_it_was(
-    repo: txstore.Repository, plain: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_after_a_death_it_goes_on_where_it_was(repo, plain, monkeypatch):
     if not (plain / "zarr.json").exists():
         pytest.skip("the same for both formats")
     for steps in (3, 5):  # it dies when one more is done; all documents are one step, which is done again each time
@@ -330,59 +317,15 @@ def test_rows_that_consolidated_metadata_do_not_know_are_joined(repo: txstore.Re
     np.testing.assert_array_equal(zarr.open_array(repo.snapshot(), path="x")[:], [*range(8), *range(8)])
 
 
-@pytest.mark.long
-def test_many_hierarchies_in_one_array_out(repo: txstore.Repository, tmp_path: Path) -> None:
-    for number in range(11):
-        group = zarr.open_group(tmp_path / f"part-{number}.zarr", mode="w", attributes={"title": "parts"})
-        group.create_array(
-            "x",
-            data=np.arange(7) + 7 * number,
-            chunks=(3,),
-            dimension_names=["sample"],
-            compressors=zarr.codecs.GzipCodec(),
-        )
-        group.create_array("limits", data=np.array([0.0, 1.0]), dimension_names=["limit"])
-        zarr.consolidate_metadata(group.store)
-    repo.import_from(tmp_path / "part-*.zarr", concat="sample")
-    group = zarr.open_group(repo.snapshot(), mode="r")
-    x = group["x"]
-    np.testing.assert_array_equal(x[:], np.arange(77))  # type: ignore[index]
-    assert x.chunks == (3,)  # type: ignore[union-attr]
-    assert isinstance(x.compressors[0], zarr.codecs.GzipCodec)  # type: ignore[union-attr]
-    np.testing.assert_array_equal(group["limits"][:], [0, 1])  # type: ignore[index]
-    assert group.metadata.consolidated_metadata is None
-    zarr.open_array(tmp_path / "part-4.zarr/limits")[0] = 3
-    with pytest.raises(txstore.SourceError, match="'limits' is not along 'sample', and differs"):
-        repo.import_from(tmp_path / "part-*.zarr", "again", concat="sample")
-    repo.import_from(tmp_path / "part-*.zarr", "again", concat="sample", exclude=["limits"])
-
-
-def test_what_tells_that_a_file_has_changed(tmp_path: Path) -> None:
-    path = tmp_path / "file"
-    path.write_bytes(b"1")
-    first = stamp([Place(path).file()])
-    assert stamp([Place(path).file()]) == first
-    path.write_bytes(b"12")
-    assert stamp([Place(path).file()]) != first
-
-
 def test_the_order_of_a_pattern(tmp_path: Path) -> None:
     for number in (10, 9, 1):
         (tmp_path / f"w-{number}").touch()
     assert [Path(place.root).name for place in places([tmp_path / "w-*"], None)] == ["w-1", "w-9", "w-10"]
 
 
-@pytest.fixture(scope="module")
-def s3(tmp_path_factory: pytest.TempPathFactory) -> Iterator[servers.Server]:
-    try:
-        with servers.SERVERS["s3"](tmp_path_factory.getbasetemp() / "servers") as server:
-            yield server
-    except servers.Unavailable as reason:
-        pytest.skip(str(reason))
-
-
 @pytest.mark.long
-def test_from_s3_and_to_it(repo: txstore.Repository, s3: servers.Server, plain: Path) -> None:
+def test_from_s3_and_to_it(repo, server_of, plain):  # noqa: F811
+    s3 = server_of("s3")
     options: dict[str, Any] = s3.storage_options
     repo.import_from(plain)
     url = s3.url()

@@ -19,7 +19,7 @@ from tests.tools.command_line import run
 from tests.tools.disk import run_python
 from txstore.interchange import arrays, hdf5_arrays
 from txstore.interchange.arrays import chunk_shape, same
-from txstore.interchange.netcdf_arrays import NetcdfArrays
+from txstore.interchange.hdf5_arrays import NetcdfArrays
 from txstore.interchange.places import Place
 
 h5py = pytest.importorskip("h5py")
@@ -495,13 +495,52 @@ def test_attributes_of_hdf5_that_refer_to_objects(repo: txstore.Repository, tmp_
         repo.import_from(tmp_path / "a.h5")
 
 
-def test_the_fill_value_of_an_array_that_is_empty_yet(repo: txstore.Repository, tmp_path: Path) -> None:
+@pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
+@pytest.mark.parametrize(
+    ("dtype", "value"),
+    [
+        ("i4", -9),
+        ("S4", b"ab"),
+        (h5py.string_dtype(), "ab"),
+        ([("a", "i4"), ("b", "S2")], np.array((7, b"x"), [("a", "i4"), ("b", "S2")])[()]),
+    ],
+)
+def test_the_fill_value_of_an_array_that_is_empty_yet(
+    repo: txstore.Repository, tmp_path: Path, dtype: Any, value: Any
+) -> None:
     with h5py.File(tmp_path / "a.h5", "w") as file:
-        file.create_dataset("a", (0,), "i4", maxshape=(None,), fillvalue=-9)
+        file.create_dataset("a", (0,), dtype, maxshape=(None,), fillvalue=value)
     repo.import_from(tmp_path / "a.h5")
     with repo.transaction("longer") as store:
         zarr.open_array(store, path="a").resize(3)
-    assert list(opened(repo)["a"][:]) == [-9] * 3
+    assert list(opened(repo)["a"][:]) == [value] * 3
+
+
+def of_three_bytes(file: Any, create: Any) -> None:
+    kind = h5py.h5t.STD_I32LE.copy()
+    kind.set_precision(24)
+    kind.set_size(3)
+    create(file.id, b"a", kind, h5py.h5s.create_simple((4,)))
+
+
+@pytest.mark.parametrize("suffix", ["h5", "nc"])
+@pytest.mark.parametrize(
+    ("make", "words"),
+    [
+        (lambda file: file.create_group(b".."), "has a segment '.' or '..'"),
+        (lambda file: file.create_group(b"\xff\xfe"), "lone surrogate"),
+        (lambda file: file.create_group("a" * 5000), "at most 4096 are possible"),
+        (lambda file: of_three_bytes(file, h5py.h5d.create), "numpy has no equivalent of its data type"),
+        (lambda file: of_three_bytes(file, h5py.h5a.create), "its attribute 'a': numpy has no equivalent"),
+    ],
+)
+def test_names_and_types_that_zarr_lacks(
+    repo: txstore.Repository, tmp_path: Path, make: Any, words: str, suffix: str
+) -> None:
+    with h5py.File(tmp_path / f"a.{suffix}", "w") as file:
+        make(file)
+    with pytest.raises(txstore.SourceError, match=f"can't be imported: .*{words}"):
+        repo.import_from(tmp_path / f"a.{suffix}")
 
 
 # --- chunks that HDF5 believes

@@ -3,7 +3,6 @@
 import signal
 import tracemalloc
 from collections.abc import Callable
-from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -54,12 +53,6 @@ def test_any_store(make: Callable[[Path, Path], Store], repo: txstore.Repository
         repo.import_from(store)
     repo.import_from([store, store], "joined", concat=0, exclude=["scalar", "OME"])
     assert zarr.open_array(repo.snapshot(), path="joined/x", mode="r").shape == (200,)
-
-
-def test_a_store_with_nothing_in_it(repo: txstore.Repository) -> None:
-    with pytest.raises(txstore.SourceError, match="MemoryStore: no Zarr hierarchy"):
-        repo.import_from(MemoryStore())
-    assert not repo.exists
 
 
 class Made(WrapperStore[Store]):
@@ -160,29 +153,3 @@ def test_a_replacing_import_that_was_killed_goes_on(repo: txstore.Repository, tm
     assert set(zarr.open_array(repo.snapshot(), mode="r")[:].tolist()) == {1}
     repo.import_from(plain, name="move", replace=True)
     assert set(zarr.open_array(repo.snapshot(), mode="r")[:].tolist()) == {2}
-
-
-def test_joined_sources_replace_nothing(repo: txstore.Repository, plain: Path) -> None:
-    with pytest.raises(ValueError, match="replace="):
-        repo.import_from([plain, plain], concat=0, replace=True)
-
-
-def _import(url: str, plain: Path, together: Any) -> str:
-    together.wait(60)
-    try:
-        txstore.Repository(url).import_from(WrapperStore(LocalStore(plain)))
-    except (txstore.ConflictError, FileExistsError) as error:
-        return type(error).__name__
-    return "imported"
-
-
-def test_two_at_once(repo: txstore.Repository, tmp_path: Path) -> None:
-    plain = tmp_path / "plain.zarr"
-    zarr.create_array(plain, data=np.arange(400), chunks=(10,))
-    context = get_context("spawn")
-    with context.Manager() as manager, context.Pool(2) as pool:
-        together = manager.Barrier(2)
-        outcomes = pool.starmap(_import, [(repo.url, plain, together)] * 2)
-    assert outcomes.count("imported") == 1
-    assert len(repo.log()) == 1
-    assert zarr.open_array(repo.snapshot(), mode="r")[:].tolist() == list(range(400))

@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import gzip
+import itertools
 import os
 import socket
 import tarfile
 import threading
+import time
 import tracemalloc
 import zipfile
 from collections.abc import Callable, Iterator
@@ -21,6 +23,8 @@ import numpy as np
 import pytest
 import yarl
 import zarr
+from fsspec.archive import AbstractArchiveFileSystem
+from fsspec.implementations.tar import TarFileSystem
 
 import txstore
 from txstore.codecs import bounded_codecs
@@ -121,9 +125,12 @@ def test_a_name_that_a_page_has_escaped(repo: txstore.Repository, tmp_path: Path
         repo.import_from(f"{serve(Escaping)}/a.zarr")
 
 
-def test_an_answer_that_is_longer_than_memory(
-    repo: txstore.Repository, tmp_path: Path, serve: Serve, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("concat", [None, "n"])
+def test_an_answer_that_is_longer_than_its_server_has_told(
+    repo: txstore.Repository, tmp_path: Path, serve: Serve, concat: str | None
 ) -> None:
+    """Eight are read at once, or more, each of which could take as much memory as one may."""
+
     class Compressing(Handler):
         def do_GET(self) -> None:
             if self.path.endswith("/c/0"):
@@ -131,11 +138,25 @@ def test_an_answer_that_is_longer_than_memory(
             else:
                 super().do_GET()
 
-    monkeypatch.setattr(web_sources.AnswerInMemory, "whole", 100_000)
     _write(tmp_path / "a.zarr")
-    with pytest.raises(OSError, match="sends more than the 100,000 bytes"):
-        repo.import_from(f"{serve(Compressing)}/a.zarr")
+    with pytest.raises(OSError, match="sends more than the 40 bytes"):
+        repo.import_from(f"{serve(Compressing)}/a.zarr", concat=concat)
     assert repo.head() is None
+
+
+def test_a_chunk_that_no_page_lists_is_none(repo: txstore.Repository, tmp_path: Path, serve: Serve) -> None:
+    """Nobody would notice that it changes meanwhile, nor how long it is."""
+
+    class Hiding(Handler):
+        def answer(self, kind: str, content: bytes, **headers: str) -> None:
+            super().answer(kind, content.replace(b'<a href="3">', b""), **headers)
+
+    _write(tmp_path / "a.zarr")
+    url = f"{serve(Hiding)}/a.zarr"
+    repo.import_from(url, "copied")
+    repo.import_from(url, "joined", concat="n")
+    for path in ("copied/x", "joined/x"):
+        assert zarr.open_array(repo.snapshot(), path=path, mode="r")[29:31].tolist() == [29, 0]
 
 
 def test_a_server_that_leads_to_another(repo: txstore.Repository, tmp_path: Path, serve: Serve) -> None:
@@ -264,13 +285,52 @@ def test_a_file_of_an_archive_that_is_longer_than_it_says(
     (tmp_path / "a.zip").write_bytes(content.replace((200 << 20).to_bytes(4, "little"), (40).to_bytes(4, "little")))
     tracemalloc.start()
     try:
-        for source in (f"zip::{tmp_path}/a.zip", zarr.storage.ZipStore(tmp_path / "a.zip")):
-            with pytest.raises((txstore.SourceError, zipfile.BadZipFile)):
-                repo.import_from(source)
+        with open(tmp_path / "a.zip", "rb") as file:
+            stores = zarr.storage.ZipStore(tmp_path / "a.zip"), zarr.storage.ZipStore(file)
+            for source, concat in itertools.product((f"zip::{tmp_path}/a.zip", *stores), (None, "n")):
+                with pytest.raises((txstore.SourceError, zipfile.BadZipFile)):
+                    repo.import_from(source, concat=concat)
+            assert not file.closed
         assert tracemalloc.get_traced_memory()[1] < 50 << 20
     finally:
         tracemalloc.stop()
     assert repo.head() is None
+
+
+@pytest.mark.parametrize("concat", [None, "n"])
+def test_one_file_of_a_tar_archive_is_read_at_a_time(
+    repo: txstore.Repository, tmp_path: Path, concat: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its files have one position: of 2,000 chunks, 60 had the bytes of others, and no error told so."""
+    cat_file, reading = TarFileSystem.cat_file, threading.Lock()
+
+    def alone(*arguments: Any, **named: Any) -> Any:
+        assert reading.acquire(blocking=False)
+        time.sleep(0.01)  # here another one would come
+        found = cat_file(*arguments, **named)
+        reading.release()
+        return found
+
+    _write(tmp_path / "a.zarr")
+    with tarfile.open(tmp_path / "a.tar", "w") as packed:
+        for file in (each for each in (tmp_path / "a.zarr").rglob("*") if each.is_file()):
+            packed.add(file, file.relative_to(tmp_path / "a.zarr"))
+    monkeypatch.setattr(TarFileSystem, "cat_file", alone)
+    repo.import_from(f"tar::{tmp_path}/a.tar", concat=concat)
+    np.testing.assert_array_equal(zarr.open_array(repo.snapshot(), path="x", mode="r")[:], np.arange(40))
+
+
+def test_an_archive_is_gone_through_once(
+    repo: txstore.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """20,000 directories in 2 MB took an hour: each was looked for in all names."""
+    _write(tmp_path / "a.zarr")
+    with tarfile.open(tmp_path / "a.tar", "w") as packed:
+        for file in (each for each in (tmp_path / "a.zarr").rglob("*") if each.is_file()):
+            packed.add(file, file.relative_to(tmp_path))
+    monkeypatch.setattr(AbstractArchiveFileSystem, "ls", None)
+    repo.import_from(f"tar://a.zarr::{tmp_path}/a.tar")
+    np.testing.assert_array_equal(zarr.open_array(repo.snapshot(), path="x", mode="r")[:], np.arange(40))
 
 
 @pytest.mark.parametrize(
@@ -298,9 +358,19 @@ def test_an_archive_is_no_repository(tmp_path: Path, chain: str) -> None:
     """A few kilobytes were unpacked to gigabytes; and commits were not found in it, so that it seemed to be empty."""
     with zipfile.ZipFile(tmp_path / "a.zip", "w") as packed:
         packed.writestr("format.json", bytes(50 << 20), compress_type=zipfile.ZIP_BZIP2)
-    for opened in (txstore.Repository, txstore.TxStore):
+    for opened, each in itertools.product((txstore.Repository, txstore.TxStore), (chain, chain.removesuffix("://"))):
         with pytest.raises(ValueError, match="unpack it first"):
-            opened(f"{chain}::{tmp_path}/a.zip")
+            opened(f"{each}::{tmp_path}/a.zip")
+
+
+@pytest.mark.parametrize("name", ["zip", "reference"])
+def test_a_directory_may_have_the_name_of_a_protocol(
+    repo: txstore.Repository, tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    _write(tmp_path / name)
+    repo.import_from(name)
+    assert not txstore.Repository("libarchive").exists
 
 
 def test_a_link_of_another_user_among_the_matches(

@@ -23,7 +23,7 @@ from tests.interchange.copies import check_copy, chunks_of, tree_of
 from tests.maintenance.erased_rows import leaks
 from txstore.interchange import publish as publishing
 from txstore.interchange.destinations import LocalDestination
-from txstore.interchange.published_state import STATE
+from txstore.interchange.publish import STATE
 
 ROOT = Path(__file__).parents[2]
 #: How many reads beside a writer.
@@ -49,9 +49,7 @@ def append(repo: txstore.Repository, length: int = 5) -> None:
 
 @pytest.mark.parametrize("freezes", [0, 1, 2])
 @pytest.mark.parametrize("branch", ["main", "dev"])
-def test_what_was_erased_without_a_commit_on_the_branch(
-    repo: txstore.Repository, copy: Path, branch: str, freezes: int
-) -> None:
+def test_what_was_erased_without_a_commit_on_the_branch(repo, copy, branch, freezes):
     """Rows whose label is another one now: the key is as old as before, and its value is another one."""
     values = [2**60 + 1, 2**60 + 2, 2**60 + 3, 2**60 + 4]
     with repo.transaction() as store:
@@ -102,18 +100,6 @@ def test_only_what_has_moved_is_written(repo: txstore.Repository, copy: Path) ->
     moved = {str(path.relative_to(copy)) for path, then in times.items() if path.stat().st_mtime_ns != then}
     assert moved == {"x/c/2", "x/zarr.json", "zarr.json", STATE}
     assert (done.written, done.deleted) == (4, 0)  # and x/c/3, which is new
-
-
-def test_what_shrinks_or_goes_leaves_no_chunk_behind(repo: txstore.Repository, copy: Path) -> None:
-    fill(repo)
-    repo.publish(copy)
-    with repo.transaction() as store:
-        group = zarr.open_group(store)
-        del group["h"]
-        group["x"].resize((3,))
-    repo.publish(copy)
-    check_copy(copy, repo)
-    assert sorted(path.name for path in copy.iterdir()) == [STATE, "x", "zarr.json"]
 
 
 def test_an_array_may_change_its_rank(repo: txstore.Repository, copy: Path) -> None:
@@ -278,17 +264,6 @@ def test_an_object_store(repo: txstore.Repository) -> None:
     found = {path.removeprefix(root + "/") for path in fs.find(root)}
     assert found == {"zarr.json", STATE, *chunks_of(repo)}
     assert zarr.open_group(url, mode="r", use_consolidated=True)["x"].shape == (15,)
-
-
-def test_a_repository_on_an_object_store(copy: Path) -> None:
-    repo = txstore.Repository(f"memory://{uuid.uuid4().hex}/data.tx")
-    fill(repo)
-    repo.publish(copy)
-    append(repo)
-    repo.publish(copy)
-    check_copy(copy, repo)
-    with pytest.raises(txstore.PublishError, match="in the repository"):
-        repo.publish(repo.url + "/copy")
 
 
 def test_blocks_that_came_along_are_made_anew(repo: txstore.Repository, copy: Path) -> None:

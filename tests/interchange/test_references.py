@@ -22,8 +22,8 @@ from tests.interchange.test_export import cases, files, write_case
 from tests.system.remote.conftest import server_of  # noqa: F401 - a fixture
 from tests.system.remote.servers import Server
 from tests.tools.command_line import assert_refused, run, run_json
-from txstore.interchange import reference_parquet, references
-from txstore.interchange.reference_parquet import INLINE_BELOW, Reference, entries
+from txstore.interchange import references
+from txstore.interchange.references import INLINE_BELOW, Reference, entries
 
 pytest.importorskip("fastparquet")
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")]
@@ -88,9 +88,7 @@ def check_filled(found: Found) -> None:
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
 @pytest.mark.parametrize("kind", ["json", "parquet"])
-def test_every_codec_and_data_type(
-    repo: txstore.Repository, tmp_path: Path, read: Callable[..., Found], zarr_format: int, kind: str
-) -> None:
+def test_every_codec_and_data_type(repo, tmp_path, read, zarr_format, kind):
     everything = cases(zarr_format)
     if kind == "parquet":
         without = {name for name in everything if "shard" in name or name == "scale_offset"}
@@ -113,9 +111,7 @@ def test_every_codec_and_data_type(
 
 
 @pytest.mark.parametrize("kind", ["json", "parquet"])
-def test_they_hold_for_as_long_as_the_tag_does(
-    repo: txstore.Repository, tmp_path: Path, read: Callable[..., Found], kind: str
-) -> None:
+def test_they_hold_for_as_long_as_the_tag_does(repo, tmp_path, read, kind):
     fill(repo)
     out = tmp_path / f"x.{kind}"
     repo.references(out, tag="v1")
@@ -152,9 +148,7 @@ def test_values_that_optimize_has_moved(repo: txstore.Repository, tmp_path: Path
 
 
 @pytest.mark.parametrize("kind", ["json", "parquet"])
-def test_what_is_not_there_is_filled(
-    repo: txstore.Repository, tmp_path: Path, read: Callable[..., Found], kind: str
-) -> None:
+def test_what_is_not_there_is_filled(repo, tmp_path, read, kind):
     huge = 10**13
     v2, dotted = {"name": "v2", "separator": "."}, {"name": "default", "separator": "."}
     with repo.transaction() as store:
@@ -259,15 +253,6 @@ def test_what_the_json_says(repo: txstore.Repository, tmp_path: Path) -> None:
         assert pack[offset : offset + length] == mapping[key]
 
 
-def test_the_root_of_format_2(repo: txstore.Repository, tmp_path: Path) -> None:
-    with repo.transaction() as store:
-        zarr.open_group(store, zarr_format=2).create_array("x", data=np.arange(3))
-    repo.references(tmp_path / "x.json", tag="v1", create_tag=True)
-    refs = json.loads((tmp_path / "x.json").read_text(encoding="ascii"))["refs"]
-    assert list(refs) == [".zattrs", ".zgroup", ".zmetadata", "x/.zarray", "x/.zattrs", "x/0"]
-    assert sorted(json.loads(refs[".zmetadata"])["metadata"]) == [".zattrs", ".zgroup", "x/.zarray", "x/.zattrs"]
-
-
 def test_a_value_that_looks_like_base64(repo: txstore.Repository, tmp_path: Path, read: Callable[..., Found]) -> None:
     with repo.transaction() as store:
         zarr.open_group(store).create_array("x", shape=(8,), dtype="S1", compressors=None)
@@ -325,10 +310,8 @@ def test_xarray_takes_for_missing_what_was_missing(repo: txstore.Repository, tmp
         xarray.testing.assert_identical(found, data)
 
 
-def test_parquet_of_many_chunks(
-    repo: txstore.Repository, tmp_path: Path, read: Callable[..., Found], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(reference_parquet, "RECORD", 100)
+def test_parquet_of_many_chunks(repo, tmp_path, read, monkeypatch):
+    monkeypatch.setattr(references, "RECORD", 100)
     data = np.arange(9 * 121).reshape(9, 121)
     with repo.transaction() as store:
         zarr.open_group(store).create_array("x", data=data, chunks=(1, 2))
@@ -350,11 +333,6 @@ def test_without_a_tag(repo: txstore.Repository, tmp_path: Path) -> None:
     assert repo.references(tmp_path / "x.json", tag="v2", create_tag=True).commit == repo.tags["v2"] == repo.head()
     repo.run(lambda store: zarr.open_array(store, path="x").append([1]))
     assert repo.references(tmp_path / "x.json", tag="v2", create_tag=True).commit.version == 0
-
-
-def test_before_the_first_commit(tmp_path: Path) -> None:
-    with pytest.raises(txstore.RepositoryNotFoundError):
-        txstore.Repository(tmp_path / "none.tx").references(tmp_path / "x.json", tag="v1", create_tag=True)
 
 
 def test_places_that_are_refused(repo: txstore.Repository, tmp_path: Path) -> None:
@@ -389,9 +367,7 @@ def test_places_that_are_refused(repo: txstore.Repository, tmp_path: Path) -> No
         ),
     ],
 )
-def test_what_parquet_cannot_say(
-    repo: txstore.Repository, tmp_path: Path, arguments: dict[str, Any], words: str
-) -> None:
+def test_what_parquet_cannot_say(repo, tmp_path, arguments, words):
     with repo.transaction() as store:
         arguments = {"shape": (4, 4), "chunks": (2, 2), "dtype": "i4", **arguments}
         zarr.open_group(store).create_array("g/x", **arguments)
@@ -413,9 +389,7 @@ def test_what_parquet_cannot_say(
         ("x/.zarray", {"shape": [2**53 + 1, 2], "chunks": [2, 1]}, "beyond"),
     ],
 )
-def test_documents_that_parquet_cannot_say(
-    repo: txstore.Repository, tmp_path: Path, key: str, document: Any, words: str
-) -> None:
+def test_documents_that_parquet_cannot_say(repo, tmp_path, key, document, words):
     with repo.begin() as transaction:
         transaction[key] = json.dumps(document).encode()
     with pytest.raises(txstore.ExportError, match=words):
@@ -423,9 +397,7 @@ def test_documents_that_parquet_cannot_say(
 
 
 @pytest.mark.parametrize("kind", ["json", "parquet"])
-def test_there_whole_or_not_at_all(
-    repo: txstore.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, kind: str
-) -> None:
+def test_there_whole_or_not_at_all(repo, tmp_path, monkeypatch, kind):
     fill(repo)
     out = tmp_path / f"x.{kind}"
     if kind == "json":
@@ -469,21 +441,7 @@ def test_s3(
     check_filled(read(out, FILLED.keys(), {**elsewhere, "target_options": options}))
 
 
-def test_memory_of_this_process() -> None:
-    repo = txstore.Repository("memory://references/data.tx")
-    fill(repo)
-    for kind in ("json", "parquet"):
-        repo.references(f"memory://references/x.{kind}", tag="v1")
-        options = {"fo": f"memory://references/x.{kind}", "remote_protocol": "memory"}
-        group = zarr.open_group(
-            "reference://", storage_options=options, mode="r", zarr_format=2 if kind != "json" else 3
-        )
-        check_filled({path: (group[path][...], {}) for path in FILLED})  # type: ignore[index]
-
-
-def test_parquet_elsewhere_is_opened_by_what_comes_last(
-    repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_parquet_elsewhere_is_opened_by_what_comes_last(repo, monkeypatch):
     fill(repo)
     order: list[str] = []
     pipe_file = MemoryFileSystem.pipe_file

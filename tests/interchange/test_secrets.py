@@ -17,7 +17,7 @@ from tests.cli.test_hostile import KEY, SECRET, WITH_SECRETS, no_secret_in, quic
 from txstore.errors import SourceError
 from txstore.interchange.concealing import concealed
 from txstore.interchange.manifests import is_manifest
-from txstore.serving.page_files import put_page
+from txstore.serving.files import put_page
 from txstore.storage.foreign_values import canonical
 from txstore.storage.objects.errors import Secrets
 

@@ -109,10 +109,3 @@ def test_one_that_is_yet_to_be_made(tmp_path: Path) -> None:
     with pytest.raises(txstore.RepositoryNotFoundError):
         xr.open_dataset(f"txstore://{tmp_path}/new.tx", engine=Engine)
     assert tree(tmp_path) == {}
-
-
-def test_there_is_no_consolidated_metadata(filled: txstore.Repository) -> None:
-    for consolidated in (None, True, False):
-        found = xr.open_dataset(filled, engine=Engine, group="below", consolidated=consolidated)
-        assert list(found.data_vars) == ["t"]
-    assert list(xr.open_datatree(filled, engine=Engine, consolidated=False)["below"].data_vars) == ["t"]

@@ -101,27 +101,6 @@ def test_documents_are_those_of_the_writer_for_kerchunk(repo: txstore.Repository
     assert repo.mapping().keys() >= {"tas/c/1/0/0", "time/c/0"}
 
 
-def test_documents_are_those_of_the_writer_for_icechunk(repo, nc, next_nc, tmp_path):
-    icechunk = pytest.importorskip("icechunk")
-    prefix = f"file://{nc.parent}/"
-    config = icechunk.RepositoryConfig.default()
-    config.set_virtual_chunk_container(icechunk.VirtualChunkContainer(prefix, icechunk.local_filesystem_store(prefix)))
-    other = icechunk.Repository.create(
-        icechunk.local_filesystem_storage(str(tmp_path / "ice")), config, authorize_virtual_chunk_access={prefix: None}
-    )
-    session = other.writable_session("main")
-    for at, path in enumerate((nc, next_nc)):
-        dim = "time" if at else None
-        parse(path).vz.to_icechunk(session.store, append_dim=dim)
-        txstore.write_virtual(parse(path), repo, append_dim=dim)
-    theirs, ours = (
-        {path: node.metadata.to_dict() for path, node in zarr.open_group(store, mode="r").members(None)}
-        for store in (session.store, repo.snapshot())
-    )
-    assert json.dumps(ours, sort_keys=True, default=repr) == json.dumps(theirs, sort_keys=True, default=repr)
-    xr.testing.assert_identical(opened(repo), xr.open_zarr(session.store, consolidated=False).load())
-
-
 def test_netcdf_3(repo: txstore.Repository, nc: Path) -> None:
     """Big-endian, and not compressed."""
     pytest.importorskip("netCDF4")
@@ -188,22 +167,6 @@ def test_a_tree(repo: txstore.Repository, nc: Path) -> None:
     txstore.write_virtual(virtual, repo, "deep")
     found = xr.open_datatree(repo.snapshot(), engine="zarr", group="deep", consolidated=False)
     xr.testing.assert_identical(found.load(), xr.open_datatree(path).load())
-
-
-def test_another_process_reads_and_appends(repo: txstore.Repository, nc: Path, next_nc: Path) -> None:
-    """A participant of a shared transaction stages one by one what others may have seen."""
-    from concurrent.futures import ProcessPoolExecutor
-    from multiprocessing import get_context
-
-    with repo.transaction() as store:
-        txstore.write_virtual(parse(nc), store)
-        with ProcessPoolExecutor(1, get_context("spawn")) as pool:
-            pool.submit(_append, store, next_nc).result()
-    xr.testing.assert_identical(opened(repo), xr.open_mfdataset([nc, next_nc], data_vars="minimal").load())
-
-
-def _append(store: Any, path: Path) -> None:
-    txstore.write_virtual(parse(path), store, append_dim="time")
 
 
 # --- modes
@@ -356,9 +319,7 @@ def test_references_that_do_not_fit(repo: txstore.Repository, nc: Path) -> None:
         assert store.staged_count == 0
 
 
-def test_no_codec_that_may_not_run_decodes_what_is_appended_to(
-    open_repo: OpenRepo, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_no_codec_that_may_not_run_decodes_what_is_appended_to(open_repo, tmp_path, monkeypatch):
     """xarray decodes the first and the last time of an array to encode others in its units."""
     file = tmp_path / "bytes"
     file.write_bytes(bytes(8))

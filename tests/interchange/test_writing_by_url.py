@@ -4,7 +4,6 @@ import errno
 import gc
 import pickle
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -53,13 +52,6 @@ def test_what_is_written_by_the_url_of_a_transaction_is_in_it(filled: txstore.Re
     assert messages(filled) == ["by tools", "first"]
     assert xr.open_zarr(filled.snapshot(), group="below").t.values.tolist() == [*range(5), *range(5)]
     assert filled.snapshot()["notes.txt"] == b"by fsspec"
-
-
-def test_an_exception_drops_what_was_written_by_the_url(filled: txstore.Repository) -> None:
-    with pytest.raises(ZeroDivisionError), filled.transaction("by tools") as store:
-        DATASET.to_zarr(store.share(), group="below", consolidated=False)
-        _ = 1 / 0
-    assert messages(filled) == ["first"]
 
 
 def test_another_process_writes_by_the_url(repo: txstore.Repository, run_installed: Callable[..., str]) -> None:
@@ -169,17 +161,6 @@ def test_an_exception_drops_a_transaction_of_fsspec(filled: txstore.Repository, 
     assert messages(filled) == ["", "first"]
 
 
-def test_a_transaction_without_a_block(filled: txstore.Repository) -> None:
-    fs = file_system(filled)
-    fs.start_transaction()
-    fs.pipe_file("a", b"1")
-    fs.end_transaction()
-    assert fs.cat("a") == b"1"
-    with fs.transaction:
-        pass
-    assert len(messages(filled)) == 2
-
-
 def test_a_conflict_ends_the_transaction(filled: txstore.Repository) -> None:
     fs = file_system(filled)
     with pytest.raises(txstore.ConflictError), fs.transaction:
@@ -202,14 +183,6 @@ def test_a_file_that_is_open_at_the_end_is_not_lost_silently(filled: txstore.Rep
     assert messages(filled) == ["first"]
     with pytest.raises(PermissionError):
         file.close()
-
-
-def test_threads_write_in_one_transaction(filled: txstore.Repository) -> None:
-    fs = file_system(filled)
-    with fs.transaction, ThreadPoolExecutor(4) as pool:
-        list(pool.map(lambda i: fs.pipe_file(f"many/{i}", b"%d" % i), range(40)))
-    assert len(messages(filled)) == 2
-    assert len(fs.ls("many")) == 40
 
 
 @pytest.mark.parametrize("query", ["?at=0", "?tag=v1"])
@@ -276,15 +249,6 @@ def test_an_exception_drops_a_file(filled: txstore.Repository, mode: str) -> Non
     assert len(messages(filled)) == 2
 
 
-def test_a_transaction_takes_files_together(filled: txstore.Repository) -> None:
-    fs = file_system(filled, "?commit=on-close")
-    with fs.transaction:
-        for name in "ab":
-            with fs.open(name, "wb") as file:
-                file.write(b"1")
-    assert len(messages(filled)) == 2
-
-
 def test_what_is_never_closed_is_refused(filled: txstore.Repository) -> None:
     url = f"txstore::{filled.url}?commit=on-close"
     fs = file_system(filled, "?commit=on-close")
@@ -324,18 +288,6 @@ def test_the_url_names_the_commit(filled: txstore.Repository) -> None:
             length(f"{url}?branch=dev", storage_options={"branch": "main"})
         with pytest.raises(ValueError, match="no such parameter"):
             length(f"{url}?brunch=dev")
-
-
-def test_a_pickle_reads_what_the_url_named(filled: txstore.Repository) -> None:
-    fs = file_system(filled, "?branch=dev")
-    with filled.transaction("second", branch="dev") as store:
-        store["a"] = b"1"
-    again = pickle.loads(pickle.dumps(fs))
-    assert again == fs
-    assert not again.exists("a")
-    with again.transaction:
-        again.pipe_file("b", b"1")
-    assert {"a", "b"} < set(keys(filled, "dev"))
 
 
 def test_a_pickle_reads_a_commit_of_any_branch(filled: txstore.Repository) -> None:

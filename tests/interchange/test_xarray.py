@@ -104,16 +104,6 @@ def test_dask_tells_two_commits_apart(filled: txstore.Repository) -> None:
     assert same.temperature.data.name == after.temperature.data.name
 
 
-def test_what_was_opened_can_be_worked_with(filled: txstore.Repository) -> None:
-    opened = xr.open_dataset(filled.url, engine=Engine)
-    expected = dataset(0, 4)
-    xr.testing.assert_identical(opened.isel(time=slice(1, 3)).load(), expected.isel(time=slice(1, 3)))
-    xr.testing.assert_identical(opened.mean("time"), expected.mean("time"))
-    xr.testing.assert_identical(opened.copy(deep=True).compute(), expected)
-    xr.testing.assert_identical(opened.chunk({"time": 2}).compute(), expected)
-    xr.testing.assert_identical(xr.concat([opened, opened], "time").isel(time=slice(4)), expected)
-
-
 def test_many_are_opened_as_one_and_closed(filled, open_repo):
     """It was a TypeError when such a data set was closed."""
     other = open_repo("other.tx")
@@ -123,15 +113,6 @@ def test_many_are_opened_as_one_and_closed(filled, open_repo):
         xr.testing.assert_identical(opened.compute(), dataset(0, 6))
     with xr.open_datatree(filled.url, engine=Engine) as tree:
         xr.testing.assert_identical(tree.to_dataset().compute(), dataset(0, 4))
-
-
-def test_groups(repo: txstore.Repository) -> None:
-    with repo.transaction() as store:
-        dataset(0, 4).to_zarr(store, group="a/b")
-    xr.testing.assert_identical(xr.open_dataset(repo.url, engine=Engine, group="a/b"), dataset(0, 4))
-    tree = xr.open_datatree(repo.url, engine=Engine)
-    xr.testing.assert_identical(tree["a/b"].to_dataset(), dataset(0, 4))
-    assert set(xr.open_groups(repo.url, engine=Engine)) == {"/", "/a", "/a/b"}
 
 
 def test_what_is_taken(filled: txstore.Repository, tmp_path: Path) -> None:
@@ -175,13 +156,6 @@ def test_dask_tells_what_is_staged_apart(filled: txstore.Repository) -> None:
             zarr.open_array(store, path="temperature")[:] = value
             opened.append(xr.open_dataset(store, engine=Engine, chunks={}).temperature)
         assert opened[0].data.name != opened[1].data.name
-
-
-def test_options_of_xarrays_own_engine(filled: txstore.Repository) -> None:
-    for options in ({"consolidated": True}, {"consolidated": None}, {"consolidated": False}, {"zarr_format": 3}):
-        xr.testing.assert_identical(xr.open_dataset(filled, engine=Engine, **options), dataset(0, 4))
-    with pytest.raises(FileNotFoundError):
-        xr.open_dataset(filled, engine=Engine, zarr_format=2)
 
 
 def test_what_is_no_store_says_what_to_pass(filled: txstore.Repository, tmp_path: Path) -> None:
@@ -228,9 +202,7 @@ LABELS = [
 @pytest.mark.parametrize("zarr_format", [2, 3])
 @pytest.mark.parametrize("labels", LABELS, ids=lambda labels: labels.dtype.str)
 @pytest.mark.filterwarnings("ignore")
-def test_an_append_that_gives_old_values_other_labels_is_refused(
-    repo: txstore.Repository, labels: npt.NDArray[Any], zarr_format: int
-) -> None:
+def test_an_append_that_gives_old_values_other_labels_is_refused(repo, labels, zarr_format):
     def rows(first: int, labels: npt.NDArray[Any]) -> xr.Dataset:
         values = ("time", "level"), np.ones((2, 3))
         return xr.Dataset({"a": values}, {"time": np.arange(first, first + 2), "level": labels})

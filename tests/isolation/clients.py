@@ -286,7 +286,7 @@ def _do_in_child(client: Client, kind: str) -> None:
         try:
             before = len(client.ops)
             client.do(kind)
-            client.mapping.participation.seal()  # type: ignore[attr-defined]
+            client.mapping.lifecycle.seal()  # type: ignore[attr-defined]
             os.write(theirs, pickle.dumps((client.ops[before:], client._next)))
         finally:
             os._exit(0)

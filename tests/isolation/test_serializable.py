@@ -143,7 +143,7 @@ def test_own_values_say_nothing_of_the_base(repo: txstore.Repository) -> None:
     mapping = repo.begin(isolation="serializable")
     mapping["a"] = b"own"
     assert mapping["a"] == b"own"
-    assert len(mapping._staging.view._read_log or ()) == 0
+    assert len(mapping.staging.view._read_log or ()) == 0
     mapping.rollback()
 
 
@@ -168,8 +168,8 @@ def test_readers_always_succeed(repo: txstore.Repository) -> None:
 def test_snapshot_isolation_notes_nothing(repo: txstore.Repository) -> None:
     mapping = repo.begin()
     list(mapping.items())
-    assert not any(mapping._staging.view.reads(()))
-    assert mapping._view is mapping._staging.view
+    assert not any(mapping.staging.view.reads(()))
+    assert mapping._view is mapping.staging.view
     mapping.rollback()
 
 
@@ -195,7 +195,7 @@ def test_many_threads_read(repo: txstore.Repository) -> None:
     mapping = repo.begin(isolation="serializable")
     with ThreadPoolExecutor(8) as pool:
         list(pool.map(lambda number: mapping[f"m/{number}"], list(range(400)) * 2))
-    assert len(mapping._staging.view._read_log or ()) == 400
+    assert len(mapping.staging.view._read_log or ()) == 400
     mapping["mine"] = b"1"
     change(repo, "m/399")
     assert conflicts(mapping) == ("m/399",)
@@ -412,7 +412,7 @@ def test_a_participant_that_reads_when_it_is_done(repo: txstore.Repository) -> N
 def test_what_is_in_the_pack_of_a_participant(repo: txstore.Repository) -> None:
     store = repo.transaction(isolation="serializable")
     store["mine"] = b"1"
-    shared = store.mapping.participation.share()  # type: ignore[union-attr]
+    shared = store.mapping.lifecycle.share()  # type: ignore[union-attr]
     assert shared is not None
     participant = join_in_this_process(repo, shared)
     participant["own"] = b"1"
@@ -426,7 +426,7 @@ def test_what_is_in_the_pack_of_a_participant(repo: txstore.Repository) -> None:
     tail = SharedTransaction.find(repo.engine.commits, shared).tail(1)
     frames = [(frame.kind, frame.key, frame.seen, frame.length) for frame in tail.new_frames()]
     assert frames[2:] == [(6, b"a", 0, 0), (6, b"new", 0, 0), (7, b"d/", 0, 0), (8, b"d/y/", 0, 0), (9, b"e/", 0, 0)]
-    participant.participation.seal()
+    participant.lifecycle.seal()
     store.rollback()
 
 

@@ -33,7 +33,7 @@ from tests.isolation.weaknesses import (
     two_mappings,
 )
 from tests.tools.arrays import add_part, append, attributes, create, delete, edit_document, part, put, resize
-from txstore.codecs.chunk_merging import ChunkMerger
+from txstore.codecs.chunk_codec import ChunkMerger
 from txstore.format import documents, packfile
 from txstore.format.documents import DocumentChange, Node
 from txstore.format.regions import Region
@@ -41,9 +41,9 @@ from txstore.format.row_moves import ATTRIBUTE, MOVED
 from txstore.segments.runs import Runs
 from txstore.sessions import session, stale_arrays
 from txstore.sessions.stale_arrays import HeldDocuments
-from txstore.transactions import conflicts, merges
+from txstore.transactions import conflicts, draft
 from txstore.transactions.conflicts import Check
-from txstore.transactions.merges import Merges
+from txstore.transactions.draft import Merges
 from txstore.transactions.participants.membership import Siblings
 from txstore.transactions.reads import NotingView, ReadMarks
 from txstore.transactions.staging import Staging
@@ -260,7 +260,7 @@ RULES = [
               histories("snapshot", "read element", "write element")),
     Weakening("an array that was made anew is the same", replace(Runs, "new_prefixes", lambda *_: []),
               two(create(value=0), part(PART, 5), create(value=0, overwrite=True))),
-    Weakening("serializable transactions merge", replace(merges, "SERIALIZABLE", "never"),
+    Weakening("serializable transactions merge", replace(draft, "SERIALIZABLE", "never"),
               part_of_a_serializable_transaction),
     Weakening("what was read is forgotten", replace(ReadMarks, "__contains__", lambda *_: False), put_twice),
 ]  # fmt: skip

@@ -125,7 +125,7 @@ def participant_reads(repo: txstore.Repository) -> None:
         transaction["a"] = b"1"
     owner = repo.begin(isolation="serializable")
     owner["mine"] = b"1"
-    shared = owner.participation.share()
+    shared = owner.lifecycle.share()
     assert shared is not None
     participant = join_in_this_process(repo, shared)
     participant.get_view("a")
@@ -134,7 +134,7 @@ def participant_reads(repo: txstore.Repository) -> None:
     try:
         _must_conflict(owner.commit)
     finally:
-        participant.participation.seal()
+        participant.lifecycle.seal()
         owner.rollback()
 
 

@@ -81,11 +81,6 @@ def test_the_schema_of_one_commit_is_what_the_next_one_has_to_be(repo):
     assert len(Samples(repo, ["x", "y"], expect=schema)) == 40
 
 
-def test_no_repository_is_no_empty_set_of_samples(tmp_path):
-    with pytest.raises(txstore.RepositoryNotFoundError):
-        Samples(tmp_path / "none.tx", "x")
-
-
 def test_the_commit_is_found_once_and_handed_on(repo):
     first = write(repo, 24)
     samples = Samples(repo, ["x", "y"])

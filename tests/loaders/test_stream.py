@@ -13,12 +13,12 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 import txstore
-from tests.loaders.training_data import COUNT, WINDOW, committing, numbers_of, write
+from tests.loaders.training_data import COUNT, WINDOW, numbers_of, write
 from tests.system.processes.test_descriptors import AT_MOST, held
 from tests.tools.waiting import wait_until
-from tests.tools.workers import SPAWN, Worker, ended
+from tests.tools.workers import SPAWN
 from txstore.loaders import Samples, SampleStream, reading
-from txstore.loaders.order import Order
+from txstore.loaders.reading import Order
 
 pytestmark = pytest.mark.long
 
@@ -47,15 +47,6 @@ def test_shards_are_all_samples_each_once(samples, block, window, shuffle, shard
         assert len(mine) == order.length(epoch, shard, shards)
         found += mine
     assert sorted(found) == list(range(samples))
-
-
-@pytest.mark.parametrize("batch_size", [None, 1, 7, 32, 1000])
-def test_an_epoch_has_each_sample_once(samples, batch_size):
-    stream = SampleStream(samples, batch_size=batch_size, window=WINDOW)
-    items = list(stream)
-    assert sorted(numbers_of(items)) == list(range(COUNT))
-    if batch_size is not None:
-        assert {len(item["y"]) for item in items[:-1]} <= {batch_size}
 
 
 def test_the_order_is_of_seed_and_epoch_alone(samples):
@@ -198,13 +189,6 @@ def test_what_makes_no_sense_is_refused(samples, wrong):
         SampleStream(samples).set_epoch(-1)
 
 
-def test_an_empty_array_has_no_samples(repo):
-    write(repo, 1)
-    with repo.transaction() as store:
-        zarr.create_array(store, name="none", shape=(0, 3), dtype="f4", chunks=(8, 3))
-    assert list(SampleStream(Samples(repo, "none"), batch_size=4)) == []
-
-
 def test_what_reading_raises_reaches_the_loop_and_leaves_no_thread(samples, repo):
     before = threads_that_read()
     with repo.transaction() as store:
@@ -222,19 +206,6 @@ def test_what_reading_raises_reaches_the_loop_and_leaves_no_thread(samples, repo
 def threads_that_read() -> set[threading.Thread]:
     """Of all iterations. (zarr may start threads of its own at any time.)"""
     return {thread for thread in threading.enumerate() if thread.name.startswith("txstore ")}
-
-
-def epoch_of(path: str, commit: str, index: int, count: int) -> list[int]:
-    return numbers_of(SampleStream(Samples(path, ["x", "y"], at=commit), num_shards=count, shard_index=index))
-
-
-def test_processes_that_share_nothing_but_the_id_read_one_commit_while_others_are_made(samples, repo):
-    with committing(repo.url):
-        readers = [Worker(epoch_of, repo.url, samples.commit.id, index, 2) for index in range(2)]
-        with ended(*readers):
-            found = [reader.result() for reader in readers]
-    assert sorted(found[0] + found[1]) == list(range(COUNT))
-    assert repo.head().version > samples.commit.version
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="needs fork")

@@ -41,10 +41,3 @@ def test_resumed_by_skipping(samples):
     whole = numbers_of(items(dataset()))
     assert numbers_of(items(dataset().take(70))) + numbers_of(items(dataset().skip(70))) == whole
     assert sorted(whole) == list(range(COUNT))
-
-
-def test_what_makes_no_sense_is_refused(samples):
-    with pytest.raises(ValueError, match="parallel is 0"):
-        tensorflow_dataset(samples, parallel=0)
-    with pytest.raises(ValueError, match="no shard 2 of 2"):
-        tensorflow_dataset(samples, num_shards=2, shard_index=2)

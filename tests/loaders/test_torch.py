@@ -61,14 +61,6 @@ def test_each_sample_once_an_epoch_of_one_commit_while_others_are_made(samples, 
     assert repo.head().version > samples.commit.version
 
 
-@pytest.mark.parametrize("workers", [0, 1, 3])
-def test_batches_of_the_dataset_itself(samples, workers):
-    dataset = TorchIterableDataset(samples, batch_size=16, window=WINDOW, num_shards=1, shard_index=0)
-    batches = list(DataLoader(dataset, batch_size=None, num_workers=workers))
-    assert all(isinstance(batch["x"], torch.Tensor) and batch["x"].dtype == torch.float32 for batch in batches)
-    assert sorted(numbers_of(batches)) == list(range(COUNT))
-
-
 @pytest.mark.parametrize("workers", [0, 1, 3, 5])
 @pytest.mark.parametrize("own_batches", [False, True])
 @pytest.mark.parametrize("drop_last", [False, True])
@@ -99,25 +91,6 @@ def test_resumed_after_any_batch(samples, workers, own_batches, drop_last):
         assert sorted(map(tuple, before + after)) == sorted(map(tuple, whole))
 
 
-def test_resumed_twice(samples):
-    def loader(state=None):
-        dataset = TorchIterableDataset(samples, window=WINDOW)
-        if state is not None:
-            dataset.load_state_dict(state)
-        return DataLoader(dataset, batch_size=8, num_workers=2)
-
-    found, state = [], None
-    for taken in (3, 5, None):
-        one = loader(state)
-        for number, batch in enumerate(one):
-            found += numbers_of([batch])
-            if number + 1 == taken:
-                break
-        if taken is not None:
-            state = one.dataset.state_after(one, taken)
-    assert sorted(found) == list(range(COUNT))
-
-
 @pytest.mark.parametrize(("workers", "persistent"), [(0, False), (2, False), (2, True)])
 def test_a_resumed_epoch_that_is_complete_is_iterated_over_again_from_its_beginning(samples, workers, persistent):
     def loader():
@@ -137,24 +110,6 @@ def test_a_resumed_epoch_that_is_complete_is_iterated_over_again_from_its_beginn
     again = loader()
     again.dataset.load_state_dict(resumed.dataset.state_after(resumed, 7))
     assert sorted(before + numbers_of(again)) == list(range(COUNT))
-
-
-def test_an_interrupted_resumed_epoch_is_resumed_at_the_same_place_by_all_workers(samples):
-    dataset = TorchIterableDataset(samples, window=WINDOW)
-    loader = DataLoader(dataset, batch_size=8, num_workers=2)
-    before = numbers_of(batch for batch, _ in zip(loader, range(9), strict=False))
-    dataset.load_state_dict(dataset.state_after(loader, 9))
-    for _ in range(3):
-        next(iter(loader))
-    assert sorted(before + numbers_of(loader)) == list(range(COUNT))
-
-
-def test_a_state_of_nothing_yet_is_resumed_from_the_beginning(samples):
-    dataset = TorchIterableDataset(samples, window=WINDOW)
-    dataset.load_state_dict(TorchIterableDataset(samples, window=WINDOW).state_dict())
-    loader = DataLoader(dataset, batch_size=8, num_workers=2)
-    for _ in range(2):
-        assert sorted(numbers_of(loader)) == list(range(COUNT))
 
 
 def test_workers_that_persist_do_not_go_on_with_what_they_had_when_a_state_is_loaded(samples):
@@ -242,17 +197,6 @@ def test_ranks_are_what_torchrun_says_or_what_is_given(samples, monkeypatch):
     monkeypatch.delenv("RANK")
     with pytest.raises(ValueError, match="only one is set"):
         TorchIterableDataset(samples)
-
-
-def test_ranks_are_those_of_the_process_group(samples, tmp_path, monkeypatch):
-    monkeypatch.setenv("RANK", "1")
-    monkeypatch.setenv("WORLD_SIZE", "3")
-    torch.distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/group", rank=0, world_size=1)
-    try:
-        stream = TorchIterableDataset(samples).stream
-    finally:
-        torch.distributed.destroy_process_group()
-    assert (stream.shard_index, stream.num_shards) == (0, 1)
 
 
 @pytest.mark.parametrize("workers", [0, 2])

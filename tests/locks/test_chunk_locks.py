@@ -17,8 +17,8 @@ from typing import Any
 import pytest
 
 import txstore.locks.chunk_locks
-from tests.locks.lock_words import has_slot, is_wanted_badly, words_of
-from tests.tools.lock_clients import open_table
+from tests.locks.lock_words import is_wanted_badly
+from tests.tools.lock_clients import KINDS
 from tests.tools.waiting import wait_until
 from tests.tools.workers import QUICK, run_threads
 from txstore.errors import LocksLostError, LocksUnavailableError, LockTimeoutError, TransactionStateError
@@ -31,7 +31,6 @@ from txstore.storage.file_systems import file_system_type
 
 LINUX = sys.platform == "linux"
 HAS_C = txstore.locks.chunk_locks.locktable is not None
-KINDS = ["table"] * HAS_C + ["ranges"] * LINUX + ["files"]
 
 SOON = 30  # seconds: what happens at all happens long before
 
@@ -97,10 +96,7 @@ def _obey(pipe: Any, directory: str, kind: str | None, has_c: bool) -> None:
     commands: dict[str, Callable[..., Any]] = {
         "acquire": lambda keys, timeout=SOON, number=0: tuple(owner(number).acquire(keys, timeout)),
         "acquire_aloud": acquire_aloud,
-        "take_parked": lambda key, siblings: tuple(owner(0).acquire(key, 0, siblings)),
-        "parked": lambda: owner(0).parked,
         "release": lambda keys: owner(0).release(keys),
-        "park": lambda key, to=None: owner(0).park(key, to),
         "fence": lambda: owner(0).fence(),
         "close": lambda: owner(0).close(),
         "kind": lambda: locks.kind,
@@ -218,25 +214,6 @@ def peer(start, kind) -> Peer:
 
 
 # --- exclusion
-def test_it_is_the_kind_that_was_asked_for(locks, kind):
-    assert locks.kind == kind
-
-
-def test_owners_of_one_process_exclude_each_other(locks):
-    first, second = locks.owner(), locks.owner()
-    assert tuple(first.acquire("a/c/0")) == ()
-    with pytest.raises(LockTimeoutError) as caught:
-        second.acquire(["a/c/1", "a/c/0"], 0.02)
-    assert caught.value.keys == ("a/c/0",)
-    assert caught.value.holder == "a transaction of this process"
-    with pytest.raises(LockTimeoutError):
-        second.acquire("a/c/0", 0)
-    assert (first.holds("a/c/0"), second.holds("a/c/0"), second.holds("a/c/1")) == (True, False, False)
-    first.release("a/c/0")
-    second.acquire("a/c/0", 0)
-    assert first.identity != second.identity
-
-
 @pytest.mark.long
 def test_processes_exclude_each_other(locks, peer):
     mine = locks.owner()
@@ -355,61 +332,6 @@ def test_who_has_just_had_a_lock_lets_those_who_wait_go_first(locks, peer, direc
 
 
 # --- all of the keys, or none
-def test_many_keys_are_all_or_nothing(locks, peer):
-    keys = [f"a/c/{row}/{column}" for row in range(20) for column in range(20)]
-    peer.ask("acquire", "a/c/7/7")
-    mine = locks.owner()
-    with pytest.raises(LockTimeoutError) as caught:
-        mine.acquire(keys, 0.02)
-    if locks.kind == "table":
-        assert caught.value.keys == ("a/c/7/7",)
-    assert "a/c/7/7" in caught.value.keys
-    assert not any(mine.holds(key) for key in keys)
-    peer.ask("acquire", keys, 0)
-    peer.ask("release", keys)
-    with pytest.raises(LockTimeoutError):
-        mine.acquire("a/c/7/7", 0)  # held twice
-    peer.ask("release", "a/c/7/7")
-    mine.acquire(keys, 0)
-    assert all(mine.holds(key) for key in keys)
-    mine.release(keys)
-    peer.ask("acquire", keys, 0)
-
-
-def test_a_failed_call_leaves_what_was_held_before(locks, peer):
-    mine = locks.owner()
-    mine.acquire(["a", "b"])
-    peer.ask("acquire", "c")
-    with pytest.raises(LockTimeoutError):
-        mine.acquire(["a", "b", "c", "d"], 0.01)
-    assert [mine.holds(key) for key in "abcd"] == [True, True, False, False]
-    mine.release(["a", "b"])
-    assert not mine.holds("a")
-
-
-def test_what_is_held_already_is_counted(locks):
-    mine, other = locks.owner(), locks.owner()
-    mine.acquire("a")
-    mine.acquire(["a", "b", "a"], 0)
-    mine.release("a")
-    with pytest.raises(LockTimeoutError):
-        other.acquire("a", 0)
-    mine.release(["a", "b"])
-    other.acquire(["a", "b"], 0)
-
-
-def test_what_is_not_held_can_not_be_released(locks):
-    mine, other = locks.owner(), locks.owner()
-    other.acquire("theirs")
-    mine.acquire(["a", "b"])
-    with pytest.raises(ValueError, match="theirs"):
-        mine.release(["a", "theirs"])
-    assert [mine.holds("a"), mine.holds("b")] == [False, True]
-    with pytest.raises(ValueError, match="'a'"):
-        mine.release("a")
-    assert other.holds("theirs")
-
-
 def test_two_keys_of_one_slot_are_two(locks):
     slots: dict[int, str] = {}
     hashed = SlotHash(1 << 20, LockHeader().seed)
@@ -443,14 +365,6 @@ def test_any_order_of_the_keys_will_do(locks, start, kind):
         waiter.answer()
         holder.answer()
         waiter.ask("release", keys)
-
-
-def test_no_keys_at_all(locks):
-    mine = locks.owner()
-    assert tuple(mine.acquire([])) == ()
-    mine.release([])
-    mine.fence()
-    mine.close()
 
 
 # --- ends
@@ -524,17 +438,6 @@ def test_ctrl_c_ends_waiting_within_one_process(peer):
     peer.ask("acquire", "a", 0, 2)
 
 
-def test_close_releases_everything(locks, peer):
-    mine = locks.owner()
-    mine.acquire(["a", "b"])
-    mine.acquire("a")
-    mine.close()
-    mine.close()
-    peer.ask("acquire", ["a", "b"], 0)
-    with pytest.raises(ValueError, match="closed"):
-        mine.acquire("c", 0)
-
-
 @pytest.mark.long
 def test_an_owner_that_nobody_has_any_more_holds_nothing(locks, peer):
     locks.owner().acquire("a")
@@ -586,26 +489,6 @@ def test_nothing_is_open_before_it_is_used_or_after_it_is_closed(directory, kind
     locks.close()
     assert opened() == []
     assert locks.owner().acquire("a", 0) == ()
-
-
-# --- parking
-def test_a_parked_lock_is_for_siblings(locks, start, kind):
-    sibling, stranger = start(kind), start(kind)
-    mine = locks.owner()
-    mine.acquire("a/c/0")
-    mine.park("a/c/0")
-    assert not mine.holds("a/c/0")
-    if kind == "table":
-        with pytest.raises(LockTimeoutError):
-            stranger.ask("acquire", "a/c/0", 0)
-    assert sibling.ask("take_parked", "a/c/0", [mine.parked]) == ()
-    with pytest.raises(LockTimeoutError):
-        mine.acquire("a/c/0", 0)
-    sibling.ask("park", "a/c/0", mine.parked)
-    assert tuple(mine.acquire("a/c/0", 0)) == ()
-    mine.park(["a/c/0"])
-    mine.close()
-    stranger.ask("acquire", "a/c/0", 0)
 
 
 # --- the file
@@ -927,17 +810,6 @@ def test_who_can_not_join_the_living_has_no_locks(start, directory):
 
 
 @pytest.mark.skipif(not (HAS_C and LINUX), reason="there are not two kinds to choose from")
-def test_the_kind_may_change_when_nobody_is_alive(start, directory):
-    for turn, kind in enumerate(["table", "ranges", "table", "files", "ranges", "files", "table"]):
-        process = start(kind)
-        assert process.ask("acquire", ["a", "b/c/0"], 0) == ()
-        assert process.ask("kind") == kind
-        assert header_of(directory).kind == KIND_NUMBERS[kind]
-        process.ask("fence")
-        process.kill() if turn % 2 else process.ask("leave")
-
-
-@pytest.mark.skipif(not (HAS_C and LINUX), reason="there are not two kinds to choose from")
 def test_who_had_opened_before_the_kind_changed_changes_too(start, directory):
     """To open is not yet to be a member."""
     first = start()
@@ -1093,26 +965,3 @@ def test_of_a_file_that_claims_impossible_slots_no_memory_is_taken_to_show_it(tm
     overwrite(tmp_path, HEADER.pack(*header_of(tmp_path)._replace(slots=slots)))
     assert find_holders(str(tmp_path)) == Holders(None)
     owner.close()
-
-
-@pytest.mark.skipif(not HAS_C, reason="there is no C to compare with")
-def test_keys_have_the_same_slots_in_c_and_in_python(tmp_path):
-    parts = ["a", "0", "1", "12", "007", "9" * 18, "9" * 19, "1" + "0" * 17, "x5", "é", "٣", "²", "", "c", "zarr.json"]
-    keys = ["5", "/5", "5/", ".5", "a/5", "0", "", "/", ".", "a.5/6.7", *("1/" * count + "2" for count in range(12))]
-    keys += [
-        f"{one}{a}{two}{b}{three}" for one in parts for two in parts for three in parts for a in "/." for b in "/."
-    ]
-    for slots in (1 << 6, 1 << 20):
-        hashed, path = SlotHash(slots, LockHeader().seed), tmp_path / str(slots)
-        found, owner = [hashed.slot_of(key) for key in keys], open_table(path, slots=slots).owner()
-        assert hashed.slots_of(keys) == found  # from what it remembers
-        words = words_of(path)
-        assert [key for key, slot in zip(keys, found, strict=True) if not has_slot(words, owner, key, slot)] == []
-
-
-def test_neighbours_along_the_last_axis_have_neighbouring_slots():
-    hashed = SlotHash(1 << 20, LockHeader().seed)
-    first = hashed.slot_of("a/c/3/0")
-    assert hashed.slots_of([f"a/c/3/{number}" for number in range(100)]) == [
-        (first + number) % (1 << 20) for number in range(100)
-    ]

@@ -2,7 +2,6 @@
 
 import gc
 import itertools
-import os
 import sys
 import threading
 import time
@@ -14,7 +13,7 @@ from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
 from tests.locks.lock_words import has_slot, is_waited_for, word_offset, words_of
-from tests.tools.lock_clients import TimedOut, descriptors_of, is_free, open_table, pids_of
+from tests.tools.lock_clients import TimedOut, descriptors_of, is_free, open_table
 from tests.tools.waiting import wait_until
 from tests.tools.workers import run_threads
 from txstore.locks.lock_file import SEED
@@ -72,26 +71,6 @@ def test_the_chunks_of_an_array_seldom_share_a_slot(path, table, shape):
 
 
 # --- Owners
-
-
-def test_identities(table, owners):
-    words = {owner.identity for owner in owners} | {owner.parked for owner in owners}
-    assert len(words) == 4
-    assert {word >> 19 for word in words} == {table.member}
-    assert all(owner.parked == owner.identity | 1 != owner.identity for owner in owners)
-
-
-def test_what_a_call_names_twice_counts_once(table, owners):
-    one, _ = owners
-    many = [f"x/c/{i}" for i in range(50)]
-    for keys in (["a", "b", "a"], [*many, *reversed(many)], many[:3] * 10):
-        one.acquire(keys)
-        one.release(keys)
-        assert all(is_free(table, key) for key in keys)
-        one.acquire(keys)
-        for key in set(keys):
-            one.release(key)
-        assert all(is_free(table, key) for key in keys)
 
 
 @pytest.mark.parametrize("count", [2, 15, 16, 17, 500, 5000])
@@ -174,20 +153,6 @@ def test_keys_that_share_a_slot(path):
     assert is_free(table, one_more)
 
 
-def test_all_or_nothing(table, owners):
-    one, other = owners
-    keys = [f"a/c/{i}" for i in range(40)]
-    one.acquire(keys[20])
-    one.acquire(keys[30])
-    other.acquire(keys[5])
-    for timeout in (0, 0.02):
-        with pytest.raises(TimedOut) as caught:
-            other.acquire(keys, timeout)
-        assert caught.value.keys == [keys[20], keys[30]]
-    assert other.holds(keys[5])  # as before
-    assert is_free(table, keys[:5] + keys[6:20] + keys[21:30])
-
-
 def test_timeouts(owners):
     one, other = owners
     one.acquire("a")
@@ -244,31 +209,6 @@ def test_keys_of_a_subclass_of_str_and_beyond_ascii(table, owners):
     assert is_free(table, ["ä/c/1", "漢/c/2"])
 
 
-def test_close_and_garbage_release_everything(table):
-    one, other = table.owner(), table.owner()
-    one.acquire(["a", "b", "b"])
-    one.park("a")
-    one.close()
-    assert other.acquire(["a", "b"], 0) == ()
-    for use in (lambda: one.acquire("a"), lambda: one.park("a"), one.fence):
-        with pytest.raises(ValueError, match="closed"):
-            use()
-    one.close()
-    del other, use
-    gc.collect()
-    assert is_free(table, ["a", "b"])
-
-
-def test_numbers_come_back(table):
-    seen = set()
-    for _ in range(1000):
-        owner = table.owner()
-        owner.acquire("a", 0)
-        seen.add(owner.identity)
-        owner.close()
-    assert len(seen) == 1000  # not at once
-
-
 def test_a_process_has_262143_owners(table):
     owners = [table.owner() for _ in range((1 << 18) - 1)]
     assert len({owner.identity for owner in owners}) == len(owners)
@@ -279,43 +219,6 @@ def test_a_process_has_262143_owners(table):
 
 
 # --- Threads
-def test_threads_with_owners_of_their_own(table):
-    counts = dict.fromkeys("abcd", 0)
-
-    def work(seed):
-        owner = table.owner()
-        for i in range(300):
-            keys = ["abcd"[(seed + i) % 4], "abcd"[(seed * i) % 4]]
-            owner.acquire(keys)
-            for key in set(keys):
-                before = counts[key]
-                if i % 50 == 0:
-                    time.sleep(0.0001)
-                counts[key] = before + 1
-            owner.release(keys)
-
-    run_threads(*(lambda seed=seed: work(seed) for seed in range(6)))
-    assert sum(counts.values()) == sum(len({(seed + i) % 4, (seed * i) % 4}) for seed in range(6) for i in range(300))
-
-
-def test_a_waiting_thread_is_woken(owners):
-    one, other = owners
-    one.acquire("a")
-    done = []
-
-    def wait():
-        other.acquire("a", 30)
-        done.append(time.monotonic())
-
-    def give():
-        time.sleep(0.1)
-        assert done == []
-        one.release("a")
-
-    run_threads(wait, give)
-    assert len(done) == 1
-
-
 def test_two_threads_with_one_owner(table, owners):
     """While both wait, one gets the lock and gives it up: the other has it, or gets it, and nobody else in between."""
     shared, other = owners
@@ -472,59 +375,6 @@ def test_a_closed_tables_descriptor_stays_open_while_it_is_used(path):
 
 
 # --- Parking
-def test_parked_is_for_the_transaction_only(table):
-    one, sibling, foreign = table.owner(), table.owner(), table.owner()
-    one.acquire(["a", "b"])
-    one.park(["a", "b"])
-    assert not one.holds("a")
-    for siblings in ((), [sibling.parked]):
-        with pytest.raises(TimedOut) as caught:
-            foreign.acquire("a", 0.01, siblings)
-        assert caught.value.holder == os.getpid()
-    assert sibling.acquire("a", 0, [foreign.parked, one.parked]) == ()
-    with pytest.raises(TimedOut):
-        one.acquire("a", 0, [sibling.parked])  # it is held, not parked
-    assert one.acquire("b", 0) == ()  # its own, back again
-    sibling.park("a", to=one.parked)
-    assert one.acquire("a", 0) == ()
-    one.park("a", sibling.parked)
-    with pytest.raises(TimedOut):
-        one.acquire("a", 0)
-    assert one.acquire("a", 0, siblings=(sibling.parked,)) == ()
-    one.release(["a", "b"])
-    assert foreign.acquire(["a", "b"], 0) == ()
-
-
-def test_parking_counts_as_a_release(table, owners):
-    one, _ = owners
-    one.acquire("a")
-    one.acquire("a")
-    one.park("a")
-    assert one.holds("a")
-    one.park("a")
-    assert not one.holds("a")
-    assert not is_free(table, "a")
-
-
-@pytest.mark.parametrize("timeout", [0, 0.02])
-def test_what_was_parked_is_parked_again_when_a_call_fails(table, timeout):
-    one, sibling, foreign = table.owner(), table.owner(), table.owner()
-    keys = [f"x/c/{i}" for i in range(4)]
-    one.acquire(keys[:2])
-    one.park(keys[0])
-    one.park(keys[1], sibling.parked)
-    foreign.acquire(keys[3])
-    with pytest.raises(TimedOut):
-        one.acquire(keys, timeout, [sibling.parked])
-    for key in keys[:2]:
-        with pytest.raises(TimedOut):
-            foreign.acquire(key, 0)
-    foreign.acquire(keys[2], 0)
-    assert sibling.acquire(keys[1], 0) == ()
-    one.close()
-    assert is_free(table, keys[0])
-
-
 def test_parking_wakes_siblings(table):
     one, sibling, foreign = table.owner(), table.owner(), table.owner()
     one.acquire("a")
@@ -543,24 +393,6 @@ def test_parking_wakes_siblings(table):
     assert order == [sibling.identity, foreign.identity]
 
 
-def test_closing_gives_up_what_is_parked(table):
-    one, sibling = table.owner(), table.owner()
-    one.acquire([f"x/c/{i}" for i in range(100)])
-    one.park([f"x/c/{i}" for i in range(100)])
-    sibling.acquire(["x/c/7", "s"], 0, [one.parked])
-    sibling.park("s", to=one.parked)
-    one.close()
-    assert is_free(table, [f"x/c/{i}" for i in range(100) if i != 7])
-    assert sibling.holds("x/c/7")
-    assert is_free(table, "s")  # parked by somebody else, for one that has ended
-    sibling.acquire("s", 0, [one.parked])
-
-    one = table.owner()
-    sibling.park("s", to=one.parked)
-    one.close(sweep=True)
-    assert is_free(table, "s")
-
-
 def test_only_what_is_parked_may_be_named(table, owners):
     one, other = owners
     one.acquire("a")
@@ -574,12 +406,3 @@ def test_only_what_is_parked_may_be_named(table, owners):
 
 
 # --- Members
-def test_members(path, table):
-    other = open_table(path)
-    assert (table.member, descriptors_of(path)) == (0, [])
-    owners = table.owner(), other.owner()
-    assert 0 < table.member != other.member > 0
-    assert pids_of(path) == [os.getpid()] * 2
-    table.close()
-    assert pids_of(path) == [os.getpid()]
-    assert owners

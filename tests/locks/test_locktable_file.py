@@ -3,7 +3,6 @@
 import gc
 import os
 import random
-import stat
 import struct
 import sys
 import threading
@@ -34,21 +33,6 @@ MEMBERS_OFFSET, WORDS_OFFSET = 4096, 135_168
 
 
 # --- Descriptors and the end of a table
-def test_one_descriptor_at_most(path):
-    table = open_table(path)
-    assert descriptors_of(path) == []
-    owner = table.owner()
-    table.owner()
-    owner.acquire("a")
-    owner.fence()
-    assert len(descriptors_of(path)) == 1
-    table.close()
-    assert descriptors_of(path) == []
-    with pytest.raises(ValueError, match="closed"):
-        table.owner()
-    table.close()
-
-
 def test_a_table_in_a_cycle_goes(path):
     class Cycle:
         def __init__(self):
@@ -63,15 +47,6 @@ def test_a_table_in_a_cycle_goes(path):
     gc.collect()
     assert descriptors_of(path) == []
     assert is_free(open_table(path), "a")
-
-
-def test_what_a_closed_table_held_is_recovered(path, table):
-    owner = table.owner()
-    owner.acquire("a")
-    table.close()
-    assert open_table(path).owner().acquire(["a", "b"], 0) == ("a",)
-    with pytest.raises(Lost):
-        owner.release("a")
 
 
 def test_a_descriptor_closed_behind_our_back(path, table):
@@ -227,19 +202,6 @@ def test_members_and_words_are_as_documented(path, table):
         assert struct.unpack("<IIQII40s", file.read(64)) == (1, os.getpid(), 1, number, number, bytes(40))
         file.seek(word_offset("a"))
         assert struct.unpack("<I", file.read(4)) == (owner.identity,)
-
-
-@pytest.mark.parametrize("mode", [0o666, 0o660, 0o600])
-def test_the_umask_does_not_matter(path, mode):
-    before = os.umask(0o077)
-    try:
-        open_table(path, mode=mode)
-    finally:
-        os.umask(before)
-    assert stat.S_IMODE(os.stat(path).st_mode) == mode
-    os.chmod(path, 0o640)  # somebody's decision: stays
-    open_table(path, mode=mode).owner()
-    assert stat.S_IMODE(os.stat(path).st_mode) == 0o640
 
 
 def test_an_old_file_keeps_its_slots_and_its_dirty_words(path):

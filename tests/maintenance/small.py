@@ -44,14 +44,14 @@ def build(path: Path) -> Contents:
     repo.tags["v1"] = 1
     with repo.transaction("of two processes") as store:
         store["shared/c/0"] = b"mine"
-        store.mapping.participation.share()
-        others = [join_in_this_process(repo, store.mapping._staging.record.id) for _ in range(2)]
+        store.mapping.lifecycle.share()
+        others = [join_in_this_process(repo, store.mapping.staging.record.id) for _ in range(2)]
         for number, other in enumerate(others):
             write_part(other, "p/c/0", slice(4 * number, 4 * number + 3), 65 + number)
             write_part(other, "p/c/1", slice(8 * number, 8 * number + 8), 0)
-            other.participation.seal()
-            other._staging.part.close()
-            other.participation.end()
+            other.lifecycle.seal()
+            other.staging.part.close()
+            other.lifecycle.end()
         process = multiprocessing.get_context("spawn").Process(target=_stage, args=(store,))
         process.start()
         process.join(60)

@@ -125,7 +125,7 @@ def test_every_bit_of_a_small_repository(tmp_path: Path, monkeypatch: pytest.Mon
     path = tmp_path / "data.tx"
     contents = small.build(path)
     monkeypatch.setattr(storage, "_sync", lambda _: None)  # no power is lost here
-    monkeypatch.setattr(storage, "_sync_directory", lambda _: None)
+    monkeypatch.setattr(storage, "sync_directory", lambda _: None)
     tree = files_of(path)
     counts: Counter[str] = Counter()
     with reliability.counting("bit flips") as counted:

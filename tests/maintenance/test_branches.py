@@ -18,7 +18,7 @@ from tests.tools.steps import forked as child_of
 from tests.tools.upkeep import tree
 from txstore.errors import CorruptionError, SnapshotExpiredError
 from txstore.history.branch_names import OldestKept
-from txstore.history.publisher import Publisher
+from txstore.history.new_commit import NewCommit
 
 
 @pytest.fixture
@@ -137,10 +137,10 @@ def test_a_vacuum_at_every_step_of_a_fork(open_repo, tmp_path):
 def write_beside(repo: txstore.Repository, branch: str, value: bytes) -> None:
     """Commit a value that another process has staged, which lies in a pack of its own."""
     transaction = repo.begin(branch=branch)
-    transaction.participation.share()
-    member = join_in_this_process(repo, transaction._staging.record.id)
+    transaction.lifecycle.share()
+    member = join_in_this_process(repo, transaction.staging.record.id)
     member["large"] = value
-    member.participation.seal()
+    member.lifecycle.seal()
     transaction.commit()
 
 
@@ -203,9 +203,9 @@ def test_nothing_is_deleted_while_a_record_is_damaged(repo):
 def merged(repo, monkeypatch) -> txstore.Repository:
     """A commit of main that names dev@4 as its other parent, as a merge will."""
     theirs = repo.engine.commits.files.read(branch_id(repo), 4)
-    real = Publisher._write_header
+    real = NewCommit.write_header
     monkeypatch.setattr(
-        Publisher, "_write_header", lambda self, parent, contents: real(self, parent, replace_merged(contents, theirs))
+        NewCommit, "write_header", lambda self, parent, contents: real(self, parent, replace_merged(contents, theirs))
     )
     commit(repo, {"a": b"merged"})
     monkeypatch.undo()

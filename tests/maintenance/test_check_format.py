@@ -12,8 +12,7 @@ from tests.tools.command_line import run
 from tests.tools.forged_headers import forge_header
 from tests.vectors.make import REPOSITORIES
 from txstore.format import names, packfile
-from txstore.format.commitfile import FOOTER_SIZE, Footer
-from txstore.format.declarations import NOTHING_DECLARED
+from txstore.format.commitfile import FOOTER_SIZE, NOTHING_DECLARED, Footer
 from txstore.format.encoding import crc32c
 from txstore.format.packfile import Frame, Predecessor
 from txstore.format.records import HeadCache

@@ -168,7 +168,7 @@ def test_optimize_copies_no_value_of_it_and_a_vacuum_deletes_it_with_the_last_co
     [use] = [use for name, use in uses.items() if name.path in outputs_of(repo)]
     assert (use.values, use.live, use.length) == (0, 0, file.stat().st_size)
     assert use.runs > 0
-    assert use.name not in optimizing.small_or_wasteful(uses)
+    assert use.name not in optimizing.small_or_wasteful(uses, optimizing.SMALL_PACK)
     del snapshot
     repo.vacuum(keep=1)
     assert file.exists()

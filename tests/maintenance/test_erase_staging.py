@@ -241,7 +241,7 @@ def test_what_has_been_uploaded_is_waited_for(in_objects, monkeypatch, kind, end
     write_beside(store)
     for number in range(8):
         store[f"v/more/{number}"] = ROWS[2].tobytes() + bytes(LONG)
-    store.mapping._staging.part.writer._uploads.wait()  # type: ignore[union-attr, attr-defined]
+    store.mapping.staging.part.writer._uploads.wait()  # type: ignore[union-attr, attr-defined]
     assert leaks(in_objects)
     with pytest.raises(txstore.ErasureTimeoutError, match=r"transaction [0-9a-f]{32} is open"):
         in_objects.erase(*ERASED[kind], timeout=0)
@@ -397,7 +397,7 @@ def test_who_reads_anew_is_given_nothing_of_a_cache(somewhere: txstore.Repositor
 
 
 def test_another_cache_directory_is_emptied_before_values_are_written_again(in_objects, tmp_path):
-    """Until then it is not known to the erasure: docs/how-to/maintenance.md says to delete it."""
+    """Until then it is not known to the erasure: docs/how-to/erase.md says to delete it."""
     caching = txstore.Repository(in_objects.url, cache_dir=tmp_path / "cache")
     zarr.open_array(caching.snapshot(at=0), path="v", mode="r")[:]
     in_objects.erase("v")

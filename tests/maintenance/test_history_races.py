@@ -17,7 +17,7 @@ from tests.history.test_branches import commit, on
 from tests.maintenance import test_vacuum
 from tests.maintenance.test_vacuum import Steps, no_lock, no_pins
 from txstore.errors import CommitNotFoundError, CorruptionError, NoCommonAncestorError, SnapshotExpiredError
-from txstore.history.publisher import Publisher
+from txstore.history.new_commit import NewCommit
 from txstore.history.staged_packs import recorded
 
 pytestmark = pytest.mark.long
@@ -227,15 +227,15 @@ def test_what_holds_the_sources_is_gone_afterwards(steps: Steps, monkeypatch: py
     """Whatever becomes of the commit; of a process that has died, the next vacuum deletes it."""
     repo = steps.repo
     held = []
-    real = Publisher.publish
+    real = NewCommit.in_turn
 
-    def publish(self: Publisher, *arguments: object) -> object:
+    def in_turn(self: NewCommit, *arguments: object, **named: object) -> object:
         held.append([record.branch for record in recorded(repo.engine.storage)])
         if len(held) == 2:
             raise OSError(5, "Input/output error")
-        return real(self, *arguments)  # type: ignore[arg-type]
+        return real(self, *arguments, **named)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(Publisher, "publish", publish)
+    monkeypatch.setattr(NewCommit, "in_turn", in_turn)
     copy(repo)
     with pytest.raises(OSError, match="Input/output"):
         merge(repo)

@@ -1,6 +1,7 @@
 """Optimize: fewer and larger packs, one run, and nothing that anybody could notice."""
 
 import random
+import uuid
 from pathlib import Path
 
 import numpy as np
@@ -28,6 +29,30 @@ def test_nothing_to_do(repo):
     for _ in range(3):
         assert repo.optimize() is None
     assert tree(repo) == before
+
+
+@pytest.mark.parametrize(("chunk", "chunks"), [(1, 1), (1, 50), (1 << 20, 40), (9 << 20, 3)])
+def test_on_an_object_store_it_is_done_once(chunk, chunks):
+    """Documents lie beside one another there, apart from other values, and packs end at 32 MiB."""
+    repo = txstore.Repository(f"memory://{uuid.uuid4().hex}")
+    with repo.transaction() as store:
+        x = zarr.create_array(store, name="x", shape=chunk * chunks, chunks=chunk, dtype="i1", compressors=None)
+        x[:] = 1
+    for number in range(3):
+        with repo.transaction() as store:
+            zarr.open_array(store, path="x")[number * chunk : number * chunk + 2] = 7
+    repo.optimize()
+    assert repo.optimize() is None
+    with repo.transaction() as store:
+        zarr.open_array(store, path="x")[0] = 8
+    progress: list[tuple[int, int]] = []
+    repo.optimize(progress=lambda *at: progress.append(at))
+    assert max((total for _, total in progress), default=0) < 16 << 20  # not what it had copied before
+    assert repo.optimize() is None
+    x = zarr.open_array(repo.snapshot(), path="x", mode="r")
+    assert x[0] == 8
+    assert set(map(int, np.unique(x[1:]))) <= {1, 7}
+    assert repo.verify().faults == []
 
 
 def test_content_seqs_history_and_views_are_the_same(open_repo):
@@ -151,7 +176,7 @@ def test_it_gets_on_beside_those_who_rewrite_everything(open_repo, monkeypatch):
     repo, other = open_repo(durability="none"), open_repo(durability="none")
     model = rewrite(repo, 20)
     overtaken = []
-    publish = optimize.Publisher.publish
+    publish = optimize.NewCommit.publish
 
     def overtake(self, *args):
         if self.message == "optimize":
@@ -159,7 +184,7 @@ def test_it_gets_on_beside_those_who_rewrite_everything(open_repo, monkeypatch):
             overtaken.append(None)
         return publish(self, *args)
 
-    monkeypatch.setattr(optimize.Publisher, "publish", overtake)
+    monkeypatch.setattr(optimize.NewCommit, "publish", overtake)
     assert repo.optimize() is not None
     assert 1 <= len(overtaken) <= 3
     assert content(repo) == model
@@ -173,14 +198,14 @@ def test_it_gives_up_where_that_would_take_long(open_repo, monkeypatch):
     repo, other = open_repo(durability="none"), open_repo(durability="none")
     model = rewrite(repo, 20)
     monkeypatch.setattr(optimize, "MERGED_UNDER_LOCK", 4)
-    publish = optimize.Publisher.publish
+    publish = optimize.NewCommit.publish
 
     def overtake(self, *args):
         if self.message == "optimize":
             model.update(rewrite(other, 2, each=10))
         return publish(self, *args)
 
-    monkeypatch.setattr(optimize.Publisher, "publish", overtake)
+    monkeypatch.setattr(optimize.NewCommit, "publish", overtake)
     assert repo.optimize() is None
     assert content(repo) == model
     assert packs(repo) == []

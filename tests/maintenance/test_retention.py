@@ -8,8 +8,8 @@ import pytest
 import txstore
 from tests.tools.inside import staged
 from tests.tools.upkeep import bytes_of_head, content, oldest_kept_of, put, rewrite, tree
-from txstore.maintenance import retention
-from txstore.maintenance.retention import STEP
+from txstore.maintenance import vacuum as retention
+from txstore.maintenance.vacuum import STEP
 from txstore.storage.local import LocalStorage
 
 

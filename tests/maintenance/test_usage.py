@@ -37,7 +37,7 @@ def test_it_adds_up(repo):
     assert look().orphan == look().overwritten == 0
     with repo.begin() as transaction:
         transaction["b"] = bytes(100_000)
-        transaction.participation.share()
+        transaction.lifecycle.share()
         assert look().staged > 100_000
         transaction.rollback()
     assert look().staged == 0

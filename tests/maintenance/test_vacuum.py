@@ -5,6 +5,7 @@ import os
 import pickle
 import shutil
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 
@@ -111,6 +112,27 @@ def test_bad_options(repo, keep):
         repo.vacuum(keep=keep)
     with pytest.raises(ValueError, match="has no time zone"):
         repo.vacuum(older_than=datetime(2026, 1, 1))
+
+
+def test_a_dry_run_changes_nothing_and_says_what_would_be(open_repo, tmp_path):
+    repo = open_repo(durability="none")
+    rewrite(repo, 30)
+    repo.optimize()
+    rewrite(repo, 3)
+    before = tree(repo)
+    head = repo.head()
+    told = repo.vacuum(keep=2, dry_run=True)
+    assert told.dry_run
+    assert tree(repo) == before
+    assert repo.head() == head
+    assert content(repo, 0)
+    for _ in range(3):  # the first deletes no record of an older oldest kept version
+        before, told = tree(repo), repo.vacuum(keep=2, dry_run=True)
+        done = repo.vacuum(keep=2)
+        assert done == replace(told, dry_run=False)
+        gone = before.keys() - tree(repo).keys()
+        assert len(gone) == done.files
+        assert sum(before[path] for path in gone) == done.bytes
 
 
 def test_what_is_left_is_what_is_needed(open_repo):

@@ -11,7 +11,7 @@ import zarr
 
 import txstore
 from txstore.constraints import RequiredAttributes
-from txstore.transactions.committer import Committer
+from txstore.transactions.draft import Draft
 
 
 @pytest.fixture
@@ -153,9 +153,9 @@ def test_on_each_new_head(repo: txstore.Repository, monkeypatch: pytest.MonkeyPa
     """Others commit while the commit is under way: after each look at the head."""
     mine = repo.transaction(on_conflict="merge")
     rewrite(mine, 0, 10)
-    others, real = [(3, 13), (1, 11), (2, 12), (1, 21)], Committer.catch_up
+    others, real = [(3, 13), (1, 11), (2, 12), (1, 21)], Draft.catch_up
 
-    def catch_up(self: Committer) -> Any:
+    def catch_up(self: Draft) -> Any:
         if self.staging.settle_conflicts is None:
             return real(self)
         while others:
@@ -165,7 +165,7 @@ def test_on_each_new_head(repo: txstore.Repository, monkeypatch: pytest.MonkeyPa
             real(self)
         return real(self)
 
-    monkeypatch.setattr(Committer, "catch_up", catch_up)
+    monkeypatch.setattr(Draft, "catch_up", catch_up)
     mine.commit()
     assert head(repo)[:4].tolist() == [10, 21, 12, 13]
 
@@ -173,9 +173,9 @@ def test_on_each_new_head(repo: txstore.Repository, monkeypatch: pytest.MonkeyPa
 def test_a_conflict_after_what_was_put_together(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
     mine = repo.transaction(on_conflict="merge")
     rewrite(mine, 0, 10)
-    others, real = [(1, 11), (0, 12)], Committer.catch_up
+    others, real = [(1, 11), (0, 12)], Draft.catch_up
 
-    def catch_up(self: Committer) -> Any:
+    def catch_up(self: Draft) -> Any:
         while others and self.staging.settle_conflicts is not None:
             at, value = others.pop(0)
             with txstore.Repository(repo.url).transaction() as store:
@@ -183,7 +183,7 @@ def test_a_conflict_after_what_was_put_together(repo: txstore.Repository, monkey
             real(self)
         return real(self)
 
-    monkeypatch.setattr(Committer, "catch_up", catch_up)
+    monkeypatch.setattr(Draft, "catch_up", catch_up)
     with pytest.raises(txstore.ConflictError) as error:
         mine.commit()
     assert [each.region for each in error.value.conflicts] == [(slice(0, 1),)]

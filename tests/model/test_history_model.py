@@ -8,7 +8,7 @@ import json
 import os
 import tempfile
 from collections.abc import Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import count
 from pathlib import Path
 from typing import Any, ClassVar
@@ -531,7 +531,7 @@ class History(RuleBasedStateMachine):
         self.note(name)
         self.oldest_kept_versions[self.ids[name]] = done.oldest_kept
         if self.pins_are_seen:
-            assert (done.oldest_kept, done.expired) == (told.oldest_kept, told.expired)
+            assert replace(told, dry_run=False) == done
             gone = before.keys() - tree(self.repo).keys()
             if not self.are_leftovers:
                 assert (len(gone), sum(before[path] for path in gone)) == (done.files, done.bytes)

@@ -35,7 +35,7 @@ from tests.tools.faults import Killed, watch
 from tests.tools.inside import objects_of
 from tests.tools.steps import BeforeEachChange
 from tests.tools.upkeep import below as objects_below
-from txstore.maintenance.retention import STEP
+from txstore.maintenance.vacuum import STEP
 from txstore.transactions.transaction import Transaction
 
 pytestmark = [

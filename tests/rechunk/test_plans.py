@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from txstore.rechunk.copying import _rewritten
+from txstore.rechunk.job import _rewritten
 from txstore.rechunk.plans import Pieces, ReadAxis, plan
 
 

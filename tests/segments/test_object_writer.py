@@ -173,7 +173,7 @@ def test_threads_that_stage_long_values_wait_for_no_other_key(monkeypatch: pytes
     monkeypatch.setattr(object_writer, "UPLOAD_BYTES", 1)
     repo = txstore.Repository(f"memory://{uuid.uuid4().hex}")
     transaction = repo.begin()
-    turns, keys = transaction._staging.turns, []
+    turns, keys = transaction.staging.turns, []
     for key in map(str, itertools.count()):  # which share a turn
         if turns.at(key) is turns.at("0"):
             keys.append(key)

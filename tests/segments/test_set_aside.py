@@ -75,7 +75,7 @@ def test_values_are_sent_with_the_first_try_and_once_more(overtaken: Overtaken, 
     transaction, other = overtaken(theirs=["a", "b", "c"])
     transaction.commit()
     large = [path.rpartition("/")[0] for path, size in sent if size > SENT_AGAIN]
-    assert large == [names.commits_directory("main"), names.data_pack_directory(transaction._staging.record.id)]
+    assert large == [names.commits_directory("main"), names.data_pack_directory(transaction.staging.record.id)]
     assert [each.version for each in other.log()] == [4, 3, 2, 1, 0]
     mapping = other.mapping()
     assert {key: mapping[key] for key in VALUES} == VALUES

@@ -17,40 +17,13 @@ from txstore.serving.application import Application
 Get = Callable[..., Answer]
 
 OUT = [
-    "../secret",
-    "../../secret",
-    "..%2fsecret",
-    "%2e%2e/secret",
-    "%2e%2e%2fsecret",
-    "..%5csecret",
-    "..\\secret",
-    "three/../../secret",
-    "three/%2e%2e/%2e%2e/secret",
-    "./zarr.json",
-    "three/./zarr.json",
-    "%2fetc/passwd",
-    "//etc/passwd",
-    "/etc/passwd",
-    "three//plain/zarr.json",
-    "three%2fplain%2fzarr.json",
-    "three/plain%2fc/0/0",
-    "%00",
-    "zarr.json%00",
-    "zarr.json%00.png",
-    "%ff%fe",
-    "%c0%ae%c0%ae/secret",
-    "a" * 5000,
-    "%2e%2e%2f" * 100 + "etc/passwd",
-    "%",
-    "%zz",
-    "..;/secret",
-    "file:///etc/passwd",
-    "format.json",
-    "commits/main/0000000000",
-    ".staging",
-    "locks/chunks",
-    "three/plain/zarr.json/",
-]
+    "../secret", "../../secret", "..%2fsecret", "%2e%2e/secret", "%2e%2e%2fsecret", "..%5csecret", "..\\secret",
+    "three/../../secret", "three/%2e%2e/%2e%2e/secret", "./zarr.json", "three/./zarr.json", "%2fetc/passwd",
+    "//etc/passwd", "/etc/passwd", "three//plain/zarr.json", "three%2fplain%2fzarr.json", "three/plain%2fc/0/0",
+    "%00", "zarr.json%00", "zarr.json%00.png", "%ff%fe", "%c0%ae%c0%ae/secret", "a" * 5000,
+    "%2e%2e%2f" * 100 + "etc/passwd", "%", "%zz", "..;/secret", "file:///etc/passwd", "format.json",
+    "commits/main/0000000000", ".staging", "locks/chunks", "three/plain/zarr.json/",
+]  # fmt: skip
 
 
 def test_no_path_leads_out(get: Get, tmp_path: Path) -> None:
@@ -63,25 +36,13 @@ def test_no_path_leads_out(get: Get, tmp_path: Path) -> None:
 
 
 REFS = [
-    "..",
-    "%2e%2e",
-    "..%2f..",
-    ".",
-    "%00",
-    "-1",
-    "0",
-    "main%2f..",
-    "a" * 300,
-    "%ff",
-    " ",
-    "*",
-    "2026-01-01",
-    "2026-99",
-]
+    "..", "%2e%2e", "..%2f..", ".", "%00", "-1", "0", "main%2f..", "a" * 300, "%ff", " ", "*", "2026-01-01",
+    "2026-99", "2026-99-99",
+]  # fmt: skip
 
 
 def test_no_name_of_a_commit_leads_out(get: Get) -> None:
-    for ref in [*REFS, "2026-99-99"]:
+    for ref in REFS:
         answer = get(f"/at/{ref}/zarr.json")
         assert answer.status in (400, 410), ref
         assert "error" in answer.json

@@ -105,16 +105,6 @@ def test_xarray(served: Server, open_repo: Any) -> None:
             server.close()
 
 
-@pytest.mark.parametrize("path", [path for path in PLAIN if path != "two/nested"])
-def test_tensorstore(served: Server, repo: txstore.Repository, path: str) -> None:
-    tensorstore = pytest.importorskip("tensorstore")
-    driver = "zarr" if path.startswith("two/") else "zarr3"
-    for url, store in bases(served, repo):
-        spec = {"driver": driver, "kvstore": {"driver": "http", "base_url": f"{url}/", "path": f"{path}/"}}
-        read = tensorstore.open(spec, open=True, read=True).result()
-        np.testing.assert_array_equal(read.read().result(), expected(store, path))
-
-
 def node() -> str:
     """The interpreter of JavaScript, if zarrita is there for it; .ci/run installs it."""
     found = shutil.which("node")

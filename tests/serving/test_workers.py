@@ -15,7 +15,6 @@ import pytest
 import txstore
 from tests.serving.client import Connection, Running, running
 from txstore.serving.entrance import listen
-from txstore.serving.guard import Guard
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="looks into /proc")
 
@@ -148,10 +147,3 @@ def test_what_a_worker_logs_has_no_secrets(capsys: pytest.CaptureFixture[str], m
     finally:
         logging.getLogger().handlers[:] = before
     assert "hunter22" not in capsys.readouterr().err
-
-
-def test_guards_of_one_secret_know_one_cookie() -> None:
-    one, same, other = (Guard("token", (), (), secret) for secret in (b"a", b"a", b"b"))
-    assert (one._cookie, one._session) == (same._cookie, same._session)
-    assert one._session != other._session
-    assert Guard("token", (), ())._session != Guard("token", (), ())._session

@@ -10,7 +10,6 @@ import pytest
 
 from txstore.history import opening
 from txstore.history.opening import open_storage
-from txstore.storage import leases
 from txstore.storage.capabilities import Capabilities
 
 DOCUMENT = Path(__file__).parents[2] / "docs" / "understand" / "remote-design.md"
@@ -60,10 +59,3 @@ def test_the_document_shows_what_storages_can_do(tmp_path: Path, monkeypatch: py
 def test_in_memory_is_an_object_store_without_requests(field, tmp_path, monkeypatch):
     memory, s3 = (getattr(capabilities_of(place, tmp_path, monkeypatch), field) for place in ("memory://", "S3"))
     assert (memory == s3) is (field not in ("versions", "makes_requests"))
-
-
-def test_a_record_does_not_change(tmp_path: Path) -> None:
-    found = open_storage(tmp_path / "data.tx").capabilities
-    with pytest.raises(dataclasses.FrozenInstanceError):
-        found.maps_files = False  # type: ignore[misc]
-    assert open_storage("memory://capabilities/data.tx").capabilities.holders_trusted == leases.TERM

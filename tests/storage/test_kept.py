@@ -5,6 +5,7 @@ import os
 import shutil
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -12,14 +13,14 @@ from pathlib import Path
 from random import Random
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import settings
 from hypothesis import strategies as st
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
 from tests.storage.fake_objects import FakeObjects, Values
 from tests.tools.faults import always
 from tests.tools.steps import forked, status_of
-from txstore.storage import kept
-from txstore.storage.kept import MEMORY, CacheDirectory, PackCache, PieceMemory, open_cache
+from txstore.storage.kept import CacheDirectory, PackCache, PieceMemory, open_cache
 from txstore.storage.tree import Tree
 
 ID, OTHER = b"i" * 16, b"o" * 16
@@ -62,50 +63,80 @@ def cache(request: pytest.FixtureRequest, path: Path) -> PackCache:
 
 
 # --- what is found
-def test_parts_of_pieces_are_found(cache: PackCache) -> None:
-    assert cache.find(ID, 0, 10) is None
-    assert cache.find(ID, 5, 0) == b""
-    cache.keep(ID, 100, piece(100, 50))
-    assert cache.find(ID, 100, 50) == piece(100, 50)
-    assert cache.find(ID, 120, 10) == piece(120, 10)
-    assert cache.find(ID, 149, 1) == piece(149, 1)
-    for offset, length in [(99, 2), (149, 2), (150, 1), (0, 1000)]:
-        assert cache.find(ID, offset, length) is None
-    assert cache.find(OTHER, 100, 50) is None
+DAMAGES: list[Callable[[bytes], bytes]] = [
+    lambda data: b"",
+    lambda data: data[:-1],
+    lambda data: data + b"x",
+    lambda data: bytes([data[0] ^ 1]) + data[1:],
+    lambda data: data[:-1] + bytes([data[-1] ^ 1]),
+    lambda data: PACK[: len(data)],
+]
+PACKS, OFFSETS = st.sampled_from([ID, OTHER]), st.integers(0, 60)
 
 
-def test_pieces_that_touch_or_overlap_are_joined(cache: PackCache) -> None:
-    for offset, length in [(0, 100), (100, 100), (190, 50), (300, 10)]:
-        cache.keep(ID, offset, piece(offset, length))
-    assert cache.find(ID, 50, 180) == piece(50, 180)
-    assert cache.find(ID, 0, 241) is None
-    assert b"".join(cache.find_start(ID, 60, 1000)) == piece(60, 180)
-    assert cache.find_start(ID, 250, 10) == []
-    cache.keep(ID, 230, piece(230, 70))
-    assert cache.find(ID, 0, 310) == piece(0, 310)
+class Caches(RuleBasedStateMachine):
+    """Caches of two processes in one directory, and one in memory, beside what was put into them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.folder = tempfile.TemporaryDirectory()
+        self.path = Path(self.folder.name, "cache")
+        self.memory = PackCache(memory=PieceMemory(1 << 20))
+        self.caches = [on_disk(self.path), on_disk(self.path)]
+        self.in_memory: dict[bytes, set[int]] = {ID: set(), OTHER: set()}
+        self.there: dict[bytes, set[int]] = {ID: set(), OTHER: set()}
+
+    def teardown(self) -> None:
+        assert not list(self.path.glob("*.new"))
+        self.folder.cleanup()
+
+    @rule(which=st.integers(0, 1), pack=PACKS, offset=OFFSETS, length=st.integers(0, 40))
+    def keep(self, which: int, pack: bytes, offset: int, length: int) -> None:
+        new = set(range(offset, offset + length))
+        for cache, there in ((self.caches[which], self.there), (self.memory, self.in_memory)):
+            cache.keep(pack, offset, piece(offset, length))
+            there[pack] |= new
+
+    @rule(which=st.integers(0, 1), pack=PACKS)
+    def forget(self, which: int, pack: bytes) -> None:
+        for cache, there in ((self.caches[which], self.there), (self.memory, self.in_memory)):
+            cache.forget(pack)
+            there[pack].clear()
+        assert not [file for file in pieces_of(self.path) if file.parent.name == pack.hex()]
+
+    @rule(which=st.integers(0, 1))
+    def begin_anew(self, which: int) -> None:
+        self.caches[which] = on_disk(self.path)
+
+    @precondition(lambda self: pieces_of(self.path))
+    @rule(number=st.integers(0, 20), damage=st.sampled_from(DAMAGES))
+    def damage(self, number: int, damage: Callable[[bytes], bytes]) -> None:
+        """It counts as missing, and is deleted."""
+        files = pieces_of(self.path)
+        file = files[number % len(files)]
+        pack, offset = bytes.fromhex(file.parent.name), int(file.name.partition("-")[0], 16)
+        file.write_bytes(damage(file.read_bytes()))
+        found = on_disk(self.path).find(pack, offset, 1)
+        assert found == (piece(offset, 1) if file.exists() else None)  # of a piece that it lies within
+        file.unlink(missing_ok=True)
+        self.there[pack] = set()
+        for left in file.parent.glob("*-*"):
+            begin, length = (int(word, 16) for word in left.name.split("-"))
+            self.there[pack] |= set(range(begin, begin + length))
+
+    @rule(which=st.integers(0, 1), pack=PACKS, offset=OFFSETS)
+    def find(self, which: int, pack: bytes, offset: int) -> None:
+        for cache, there in ((on_disk(self.path), self.there), (self.memory, self.in_memory)):
+            expected = next(i for i in range(offset, 102) if i not in there[pack]) - offset
+            assert b"".join(cache.find_start(pack, offset, 101 - offset)) == piece(offset, expected)
+            assert cache.find(pack, offset, expected) == piece(offset, expected)
+            assert cache.find(pack, offset, expected + 1) is None
+        found = b"".join(self.caches[which].find_start(pack, offset, 101 - offset))  # it may not have looked again
+        assert found == piece(offset, len(found))
 
 
-@given(st.lists(st.tuples(st.integers(0, 60), st.integers(0, 40)), max_size=12))
-@settings(max_examples=60)
-def test_what_was_kept_is_found_whatever_lies_within_what(tmp_path_factory, kept):
-    for make in CACHES[:2]:
-        cache, there = make(tmp_path_factory.mktemp("cache")), set[int]()
-        for offset, length in kept:
-            cache.keep(ID, offset, piece(offset, length))
-            there |= set(range(offset, offset + length))
-        for offset in range(0, 100, 7):
-            expected = next((i for i in range(offset, 101) if i not in there), 101) - offset
-            assert b"".join(cache.find_start(ID, offset, 101 - offset)) == piece(offset, expected)
-
-
-def test_what_is_forgotten_is_gone(cache: PackCache, path: Path) -> None:
-    for pack_id in (ID, OTHER):
-        cache.keep(pack_id, 0, piece(0, 100))
-        cache.keep(pack_id, 500, piece(500, 100))
-    cache.forget(ID)
-    assert [cache.find(ID, 0, 100), cache.find(ID, 500, 100)] == [None, None]
-    assert cache.find(OTHER, 500, 100) == piece(500, 100)
-    assert all(OTHER.hex() in str(file) for file in pieces_of(path))
+Caches.TestCase.settings = settings(max_examples=40, stateful_step_count=20)
+TestCaches = Caches.TestCase
 
 
 def test_what_threads_keep_at_once_is_found(path: Path) -> None:
@@ -118,23 +149,6 @@ def test_what_threads_keep_at_once_is_found(path: Path) -> None:
             offsets = [1000 * (3 * i + j) for j in range(3)]
             list(pool.map(lambda offset: directory.keep(ID, offset, piece(offset, 10)), offsets))
         assert [directory.find(ID, offset) is not None for offset in offsets] == [True] * 3
-
-
-def test_threads_keep_and_find(cache: PackCache) -> None:
-    def work(seed: int) -> None:
-        source = Random(seed)
-        for _ in range(80):
-            offset, length = source.randrange(100_000), source.randrange(20_000)
-            if source.random() < 0.5:
-                cache.keep(source.choice([ID, OTHER]), offset, piece(offset, length))
-            else:
-                found = b"".join(cache.find_start(ID, offset, length))
-                assert found == piece(offset, len(found))
-            if source.random() < 0.02:
-                cache.forget(ID)
-
-    with ThreadPoolExecutor(6) as pool:
-        list(pool.map(work, range(6)))
 
 
 # --- in memory
@@ -152,11 +166,6 @@ def test_what_was_not_used_for_longest_leaves_memory_first() -> None:
     assert cache.find(OTHER, 500, 251) is None
     cache.keep(OTHER, 0, piece(0, 200))  # in the place of what lies within it
     assert memory.size == 1000
-
-
-def test_all_caches_of_a_process_share_their_memory(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert PackCache()._memory is open_cache()._memory is kept._shared
-    assert kept._shared.limit == MEMORY == 64 << 20
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
@@ -186,76 +195,6 @@ def test_a_large_piece_can_be_kept_on_disk_alone(path: Path) -> None:
 
 
 # --- on disk
-def test_another_cache_finds_what_one_has_kept(path: Path) -> None:
-    one, other = on_disk(path), on_disk(path)
-    assert other.find(ID, 0, 10) is None
-    one.keep(ID, 0, piece(0, 10))
-    assert other.find(ID, 0, 10) == piece(0, 10)
-    one.keep(ID, 10, piece(10, 10))
-    one.keep(ID, 500, piece(500, 10))
-    assert other.find(ID, 0, 20) == piece(0, 20)
-    assert on_disk(path).find(ID, 500, 10) == piece(500, 10)
-
-
-def test_pieces_that_lie_within_those_of_another_process_hide_nothing(path: Path) -> None:
-    on_disk(path).keep(ID, 100, piece(100, 10))
-    on_disk(path).keep(ID, 0, piece(0, 200))
-    assert len(pieces_of(path)) == 2
-    assert on_disk(path).find(ID, 105, 50) == piece(105, 50)
-    on_disk(path).forget(ID)
-    assert pieces_of(path) == []
-
-
-def test_the_directory_is_for_this_user_alone(path: Path) -> None:
-    on_disk(path / "below").keep(ID, 0, b"piece")
-    assert (path / "below").stat().st_mode & 0o777 == 0o700
-
-
-def test_nothing_is_written_twice(path: Path) -> None:
-    cache = on_disk(path)
-    cache.keep(ID, 0, piece(0, 5000))
-    cache.keep(ID, 0, piece(0, 5000))
-    cache.keep(ID, 10, piece(10, 100))
-    assert len(pieces_of(path)) == 1
-    assert not list(path.glob("*.new"))
-
-
-DAMAGES: list[Callable[[bytes], bytes]] = [
-    lambda data: b"",
-    lambda data: data[:40],
-    lambda data: data[:-1],
-    lambda data: data + b"x",
-    lambda data: bytes(len(data)),
-    lambda data: data[:70] + bytes([data[70] ^ 1]) + data[71:],
-    lambda data: data[:20] + bytes([data[20] ^ 1]) + data[21:],
-]
-
-
-@pytest.mark.parametrize("damage", DAMAGES)
-def test_a_damaged_file_counts_as_missing_and_is_deleted(path: Path, damage: Callable[[bytes], bytes]) -> None:
-    cache = on_disk(path)
-    cache.keep(ID, 0, piece(0, 5000))
-    [file] = pieces_of(path)
-    file.write_bytes(damage(file.read_bytes()))
-    assert cache.find(ID, 0, 10) is None
-    assert pieces_of(path) == []
-    cache.keep(ID, 0, piece(0, 5000))
-    assert cache.find(ID, 0, 10) == piece(0, 10)
-
-
-def test_a_file_of_another_piece_counts_as_missing(path: Path) -> None:
-    cache = on_disk(path)
-    cache.keep(OTHER, 0, piece(0, 100))
-    cache.keep(ID, 0, piece(0, 100))
-    one, other = pieces_of(path)
-    one.write_bytes(other.read_bytes())
-    cache = on_disk(path)
-    assert [cache.find(each, 0, 10) for each in (ID, OTHER)].count(None) == 1
-    assert len(pieces_of(path)) == 1
-    wrong = pieces_of(path)[0]
-    wrong.rename(wrong.with_name("1-64"))
-    assert on_disk(path).find(ID, 1, 10) is on_disk(path).find(OTHER, 1, 10) is None
-    assert pieces_of(path) == []
 
 
 def test_files_of_others_are_left_alone(path: Path) -> None:
@@ -360,13 +299,6 @@ def test_a_directory_that_cant_be_used_is_an_error_at_once(path: Path) -> None:
         with pytest.raises(OSError, match=r"cache_dir can't be used \(.+\): name a directory") as raised:
             open_cache(where)
         assert raised.value.filename == str(where)
-
-
-@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="root may write anywhere")
-def test_a_directory_that_cant_be_written_is_an_error_at_once(path: Path) -> None:
-    path.mkdir(mode=0o500)
-    with pytest.raises(PermissionError, match="cache_dir can't be used"):
-        open_cache(path)
 
 
 @pytest.mark.skipif(os.name != "posix", reason="there are no such permissions")

@@ -14,7 +14,6 @@ import txstore
 from tests.tools.faults import always
 from tests.tools.interrupts import Interrupts, needs_monitoring
 from tests.tools.lock_clients import descriptors_of
-from tests.tools.waiting import wait_until
 from txstore.history.opening import open_storage
 from txstore.storage.local import LocalStorage
 
@@ -73,12 +72,6 @@ def test_spellings_of_one_path(tmp_path, monkeypatch, url):
     assert open_storage(url.format(tmp_path)).url == str(tmp_path / "data.tx")
 
 
-def test_the_home_directory(tmp_path, monkeypatch):
-    monkeypatch.setenv("HOME", str(tmp_path))
-    monkeypatch.setenv("USERPROFILE", str(tmp_path))
-    assert open_storage("~/data.tx").url == str(tmp_path / "data.tx")
-
-
 def test_opening_creates_nothing(tmp_path):
     storage = open_storage(tmp_path / "data.tx")
     assert storage.list("") == []
@@ -97,13 +90,6 @@ def test_reading(storage):
     assert storage.read_range("file", 20, 5) == b""
     assert bytes(storage.map("file")) == b"0123456789"
     assert storage.exists("file")
-
-
-def test_a_map_outlives_the_file(storage):
-    Path(storage.url, "file").write_bytes(b"0123456789")
-    mapped = storage.map("file")
-    storage.delete("file")
-    assert bytes(mapped) == b"0123456789"
 
 
 def test_what_is_not_there(storage):
@@ -127,16 +113,6 @@ def test_make_directory_makes_those_above_it(tmp_path, synced):
     assert Path(storage.url, "commits/main").is_dir()
     # Each directory's name is made durable in the one above it, the upper ones first.
     assert synced == [str(tmp_path / name) for name in ("", "a", "a/b", "a/b/data.tx", "a/b/data.tx/commits")]
-
-
-def test_make_directory_syncs_nothing_that_was_there(storage, synced):
-    storage.make_directory("tags", durable=True)
-    assert synced == []
-
-
-def test_make_directory_without_durability(storage, synced):
-    storage.make_directory("x/y", durable=False)
-    assert synced == []
 
 
 def test_make_directory_in_threads(tmp_path):
@@ -182,32 +158,6 @@ def test_write_once_leaves_nothing_when_it_fails(storage, monkeypatch):
 
 
 # --- renames
-def test_rename_in_threads(storage):
-    """One of several files gets the name; the others stay where they are."""
-    for round_ in range(100):
-        for i in range(4):
-            Path(storage.url, f".staging/{i}").write_bytes(b"%d" % i)
-
-        def rename(i, round_=round_):
-            try:
-                storage.rename_noreplace(f".staging/{i}", f"tags/{round_}")
-            except FileExistsError:
-                return False
-            return True
-
-        won = together(rename, 4)
-        assert won.count(True) == 1
-        winner = won.index(True)
-        assert storage.read(f"tags/{round_}") == b"%d" % winner
-        assert names(storage, ".staging") == [str(i) for i in range(4) if i != winner]
-
-
-def test_rename_of_what_is_not_there(storage):
-    with pytest.raises(FileNotFoundError):
-        storage.rename_noreplace(".staging/absent", "tags/v1")
-    assert names(storage, "tags") == []
-
-
 # --- staged files
 def test_a_staged_file(storage):
     file = storage.create(".staging/x")
@@ -262,13 +212,6 @@ def test_a_read_that_the_system_cuts_short_goes_on(storage, monkeypatch):
     assert storage.read_tail("file", 7) == (b"3456789", 10)
 
 
-def test_write_in_place(storage, synced):
-    storage.write_in_place("tags/head_cache", b"0123456789")
-    storage.write_in_place("tags/head_cache", b"ab")
-    assert storage.read("tags/head_cache") == b"ab23456789"
-    assert synced == []
-
-
 def test_delete_takes_files_only(storage):
     Path(storage.url, "tags/v1").write_bytes(b"")
     storage.delete("tags/v1")
@@ -279,27 +222,7 @@ def test_delete_takes_files_only(storage):
     assert storage.exists("tags")
 
 
-def test_syncs_reach_the_system(storage, synced):
-    Path(storage.url, "file").write_bytes(b"1")
-    storage.sync_file("file")
-    storage.sync_directory("tags")
-    assert [os.path.basename(path) for path in synced] == ["file", "tags"]
-
-
 # --- the lock
-def test_the_lock_excludes_threads(storage):
-    inside = []
-
-    def enter(i):
-        for _ in range(50):
-            with storage.lock("locks/commit"):
-                inside.append(i)
-                assert inside == [i]
-                inside.remove(i)
-
-    together(enter, 4)
-
-
 HOLD = """
 import sys
 from txstore.storage.local import LocalStorage
@@ -361,13 +284,6 @@ def test_a_thread_may_take_the_lock_again(storage):
         pass
 
 
-def test_the_lock_is_released_by_an_exception(storage):
-    with pytest.raises(RuntimeError), storage.lock("locks/commit"):
-        raise RuntimeError
-    with storage.lock("locks/commit"):
-        pass
-
-
 @needs_monitoring
 def test_ctrl_c_at_any_point_leaves_the_lock_free(storage):
     """While a traceback is kept, too, as a notebook keeps the last one, unless Ctrl-C came as the block was left."""
@@ -402,106 +318,6 @@ def test_the_lock_leaves_no_descriptor(storage):
     assert descriptors_of(storage.url) == before
 
 
-LINUX = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody is told that it is the next")
-
-
-class Turns:
-    """Threads that take turns, each until it is told to go on. What they do is written down."""
-
-    def __init__(self, storage):
-        self.storage = storage
-        self.done = []
-        self.changed = threading.Condition()
-        self.threads = {}
-        self.may_leave = {}
-
-    def note(self, what):
-        with self.changed:
-            self.done.append(what)
-            self.changed.notify_all()
-
-    def start(self, name, prepare=None):
-        leave = self.may_leave[name] = threading.Event()
-
-        def take_turn():
-            prepares = prepare or (lambda: self.note(f"{name} prepares"))
-            with contextlib.suppress(RuntimeError), self.storage.lock("locks/commit", prepares):
-                self.note(f"{name} enters")
-                leave.wait(60)
-                self.note(f"{name} leaves")
-
-        self.threads[name] = threading.Thread(target=take_turn)
-        self.threads[name].start()
-
-    def wait_for(self, *done):
-        """Wait until this was done, in whatever order, and see that nothing else was."""
-        with self.changed:
-            assert self.changed.wait_for(lambda: len(self.done) >= len(done), 30), self.done
-            assert set(self.done) == set(done)
-
-    def queued(self, bytes_wanted):
-        """Wait until this many locks are asked for in vain: the kernel lists them."""
-        inode = os.stat(os.path.join(self.storage.url, "locks/commit")).st_ino
-
-        def wanted():
-            lines = Path("/proc/locks").read_text().splitlines()
-            return sum("->" in line and f":{inode} " in line for line in lines)
-
-        wait_until(lambda: wanted() == bytes_wanted)
-
-    def end(self):
-        for leave in self.may_leave.values():
-            leave.set()
-        for thread in self.threads.values():
-            thread.join(60)
-
-
-@pytest.fixture
-def turns(storage):
-    turns = Turns(storage)
-    yield turns
-    turns.end()
-
-
-@LINUX
-def test_who_queued_prepares_when_it_is_the_next(turns):
-    turns.start("a")
-    turns.wait_for("a enters")  # nobody was there: nothing to prepare
-    turns.start("b")
-    turns.queued(1)
-    turns.start("c")
-    turns.queued(2)
-    turns.may_leave["a"].set()
-    turns.wait_for("a enters", "a leaves", "b enters", "c prepares")  # while b has its turn
-    turns.may_leave["b"].set()
-    turns.may_leave["c"].set()
-    turns.end()
-    assert turns.done.index("a leaves") < turns.done.index("c prepares")
-    assert turns.done[4:] == ["b leaves", "c enters", "c leaves"]
-
-
-@LINUX
-def test_who_fails_to_prepare_lets_others_pass(turns):
-    def fail():
-        turns.note("c fails")
-        raise RuntimeError
-
-    turns.start("a")
-    turns.wait_for("a enters")
-    turns.start("b")
-    turns.queued(1)
-    turns.start("c", fail)
-    turns.queued(2)
-    turns.start("d")
-    turns.queued(3)
-    turns.may_leave["a"].set()
-    turns.wait_for("a enters", "a leaves", "b enters", "c fails", "d prepares")
-    turns.may_leave["b"].set()
-    turns.may_leave["d"].set()
-    turns.end()
-    assert turns.done[5:] == ["b leaves", "d enters", "d leaves"]
-
-
-@LINUX
+@pytest.mark.skipif(sys.platform != "linux", reason="nobody else counts boots")
 def test_a_boot_has_one_number(storage):
     assert storage.boot() == LocalStorage("/").boot() != 0

@@ -149,7 +149,7 @@ def test_dask_threads_write_into_one_transaction(repo: txstore.Repository) -> No
 
 
 def test_a_reader_of_a_repository_without_commits_stays_there(repo):
-    repo.begin()._staging.part.begin()  # created, and nothing committed
+    repo.begin().staging.part.begin()  # created, and nothing committed
     reader = repo.snapshot()
     assert list(reader) == []
     set_keys(repo, {"key": b"1"})

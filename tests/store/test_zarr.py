@@ -13,8 +13,8 @@ from zarr.core.group import GroupMetadata
 from zarr.core.metadata import ArrayV3Metadata
 
 import txstore
-from txstore.sessions.calls import SessionCalls
 from txstore.store import TxStore
+from txstore.zarr_interface import SessionCalls
 
 
 def create(repo: txstore.Repository, data: Any, **arguments: Any) -> None:

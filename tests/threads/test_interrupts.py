@@ -19,7 +19,7 @@ from tests.threads.latches import A_WHILE, Latch, Thread, latch
 from tests.tools.faults import always, once, watch
 from tests.tools.waiting import TIMEOUT
 from txstore.sessions import gate
-from txstore.sessions.lock_blocks import LockBlock
+from txstore.sessions.session import LockBlock
 
 
 def test_a_commit_that_was_interrupted_when_its_file_had_just_been_made_is_made_the_next_time(repo):
@@ -61,7 +61,7 @@ def create(repo: txstore.Repository) -> None:
 def test_leaving_that_was_interrupted_is_done_when_the_store_is_gone(repo: txstore.Repository) -> None:
     """Else the process would look as if it went on staging for as long as it lives."""
     store = repo.transaction(name="run")
-    staging = store.mapping._staging
+    staging = store.mapping.staging
     real, interrupt = staging.part.leave, once(KeyboardInterrupt())
 
     def leave(attached: object) -> None:

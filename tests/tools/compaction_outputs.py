@@ -9,19 +9,19 @@ import txstore
 from txstore.format import names, packfile
 from txstore.format.commitfile import DataPack
 from txstore.format.packfile import PackName
-from txstore.history.publisher import Contents
+from txstore.history.new_commit import Contents
 from txstore.history.snapshot import Snapshot
 from txstore.segments import compaction
 from txstore.segments.runs import find_runs, name_run
-from txstore.transactions.committer import Committer
+from txstore.transactions.draft import Draft
 
 
 @contextmanager
 def listed(newer: int = 0) -> Iterator[None]:
     """Let commits list the runs of their parent as one, in a pack of its own, but for so many newer ones."""
-    contents = Committer.contents
+    contents = Draft.contents
 
-    def with_output(self: Committer, head: Snapshot) -> Contents:
+    def with_output(self: Draft, head: Snapshot) -> Contents:
         found, inputs = contents(self, head), tuple(head.run_names[newer:])
         runs = list(found.runs)
         at = find_runs(inputs, runs)
@@ -34,12 +34,12 @@ def listed(newer: int = 0) -> Iterator[None]:
             storage.make_directory(names.data_pack_directory(pack.id), durable=True)
             storage.write_once(pack.path, begin + bytes(section) + bytes(end - offset - length), durable=True)
             runs[at : at + len(inputs)] = [name_run(section, 0, offset).inside(pack)]
-            self.publisher.packs = [*self.publisher.packs, (DataPack(pack, end), pack.path)]
+            self.file.packs = [*self.file.packs, (DataPack(pack, end), pack.path)]
             found = found._replace(runs=tuple(runs))
         return found
 
     with (
-        mock.patch.object(Committer, "contents", with_output),
+        mock.patch.object(Draft, "contents", with_output),
         mock.patch.object(compaction, "merged_by_commit", lambda runs, *_: runs[:newer] if newer > 1 else ()),
     ):
         yield

@@ -20,7 +20,7 @@ from tests.tools.arrays import HAS_RECTILINEAR
 
 #: What is imported when it is first needed: each process would do so anew, which takes longer than its work.
 LATE = [
-    "txstore.repository", "txstore.store", "txstore.deriving.derivation", "txstore.labels.repeating",
+    "txstore.repository", "txstore.store", "txstore.deriving.derivation", "txstore.labels.upsert",
     "txstore.labels.window", "txstore.merging.three_way", "dask.array", "distributed",
 ]  # fmt: skip
 #: Does the work of one process in one history, given the path of the repository and a seed; returns a report.

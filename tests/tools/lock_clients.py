@@ -3,6 +3,7 @@
 import importlib
 import os
 import struct
+import sys
 import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -13,7 +14,11 @@ from typing import Any
 import pytest
 
 from tests.tools.workers import QUICK
+from txstore.locks import chunk_locks
 from txstore.locks.holders import find_holders
+
+#: The kinds of locks that there are here.
+KINDS = ["table"] * (chunk_locks.locktable is not None) + ["ranges"] * (sys.platform == "linux") + ["files"]
 
 TIMEOUT = 60
 INIT = 1 << 40

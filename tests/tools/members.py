@@ -52,7 +52,7 @@ def append(store: TxStore, path: str, value: int) -> None:
 
 
 def seal(store: TxStore) -> None:
-    store.mapping.participation.seal()
+    store.mapping.lifecycle.seal()
 
 
 def enter(store: TxStore) -> None:
@@ -61,7 +61,7 @@ def enter(store: TxStore) -> None:
 
 
 def join(store: TxStore) -> None:
-    store.mapping._staging.part.begin()
+    store.mapping.staging.part.begin()
 
 
 def join_in_this_process(repo: txstore.Repository, transaction: bytes) -> Transaction:

@@ -14,7 +14,7 @@ from txstore.transactions.transaction import Transaction
 
 
 def codec_of(transaction: Transaction, key: str) -> ChunkCodec:
-    described = next(found for path in ancestors(key) if (found := describe(transaction._staging.view.peek, path)))
+    described = next(found for path in ancestors(key) if (found := describe(transaction.staging.view.peek, path)))
     return ChunkCodec(described.key.rpartition("/")[2], described.content, below(described.key, key))
 
 

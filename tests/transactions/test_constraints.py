@@ -32,7 +32,7 @@ from txstore import ConflictError, ConstraintError, TransactionStateError
 from txstore.constraints import Complete, Constraint, EqualLength, Fixed, Frozen, OnlyGrows, RequiredAttributes
 from txstore.errors import NodeNotFoundError, UnsupportedFormatError
 from txstore.format import commitfile, documents
-from txstore.history.publisher import Publisher
+from txstore.history.new_commit import NewCommit
 
 ALIGNED = EqualLength(["x", "y"])
 XY = both(create("x"), create("y"))
@@ -491,14 +491,14 @@ def test_one_declares_it_while_another_breaks_it(repo, first):
 
 def test_another_commits_between_the_look_and_the_version(repo, monkeypatch):
     commit(repo, XY)
-    prepare = Publisher.prepare
+    prepare = NewCommit.prepare
 
-    def overtaken(publisher: Publisher, head: Any) -> None:
+    def overtaken(publisher: NewCommit, head: Any) -> None:
         monkeypatch.undo()
         commit(repo, append(1))
         prepare(publisher, head)
 
-    monkeypatch.setattr(Publisher, "prepare", overtaken)
+    monkeypatch.setattr(NewCommit, "prepare", overtaken)
     with pytest.raises(ConstraintError):
         repo.constraints["aligned"] = ALIGNED
     assert values(repo) == [1] * 9
@@ -553,7 +553,7 @@ def test_a_child_declares_nothing_and_breaks_nothing(repo):
             with pytest.raises(TransactionStateError, match="began it"):
                 store.constraints["a"] = OnlyGrows("x")
             append(1, path="y")(store)
-            store.mapping.participation.seal()
+            store.mapping.lifecycle.seal()
 
         with forked(work) as child:
             assert status_of(child) == 0

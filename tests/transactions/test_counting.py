@@ -4,7 +4,7 @@ import json
 from typing import Any, cast
 
 from txstore.format import packfile
-from txstore.transactions.committer import _Counter
+from txstore.transactions.draft import _Counter
 
 GRID = {"name": "regular", "configuration": {"chunk_shape": [1]}}
 NODE = json.dumps({"zarr_format": 3, "node_type": "array", "shape": [1], "chunk_grid": GRID}).encode()

@@ -84,13 +84,13 @@ def upload(url: str) -> txstore.TxStore:
 
 
 def wait_for_uploads(store: txstore.TxStore) -> None:
-    store.mapping._staging.part.writer._uploads.wait()  # type: ignore[attr-defined]
+    store.mapping.staging.part.writer._uploads.wait()  # type: ignore[attr-defined]
 
 
 def kill(store: txstore.TxStore) -> None:
     """Nothing of it is renewed any more, and nothing deleted."""
-    store.mapping.participation.end()
-    held = store.mapping._staging.storage.leases
+    store.mapping.lifecycle.end()
+    held = store.mapping.staging.storage.leases
     for lease in list(held._held):
         lease._is_closed = True
     held._held.clear()
@@ -129,7 +129,7 @@ def staged(url: str) -> set[str]:
 
 
 def of(url: str, store: txstore.TxStore) -> set[str]:
-    return of_transaction(url, store.mapping._staging.record.id)
+    return of_transaction(url, store.mapping.staging.record.id)
 
 
 def of_transaction(url: str, transaction: bytes) -> set[str]:
@@ -158,7 +158,7 @@ def test_what_a_living_process_has_uploaded_stays(url: str, server: Server) -> N
     slow = upload(url)
     for _ in range(5):
         server.time += HOUR / 2 + 60
-        for lease in slow.mapping._staging.storage.leases._held:
+        for lease in slow.mapping.staging.storage.leases._held:
             lease.renew()
         write(url)
     assert len(of(url, slow)) >= 20
@@ -170,7 +170,7 @@ def test_what_a_living_process_has_uploaded_stays(url: str, server: Server) -> N
 def test_what_this_process_itself_has_uploaded_stays(url: str, server: Server) -> None:
     store = upload(url)
     server.time += 2 * HOUR  # its renewals did not come through
-    assert reclaim.reclaim_uploads(store.mapping._staging._commits.storage) == []
+    assert reclaim.reclaim_uploads(store.mapping.staging._commits.storage) == []
     assert len(of(url, store)) >= 20
     store.rollback()
 
@@ -180,8 +180,8 @@ def test_who_comes_back_after_it_was_taken_for_dead_does_not_commit(url: str, se
     server.time += 2 * HOUR
     write(url)
     assert not of(url, slow)
-    slow.mapping.participation.end()
-    for lease in slow.mapping._staging.storage.leases._held:  # it has slept for as long
+    slow.mapping.lifecycle.end()
+    for lease in slow.mapping.staging.storage.leases._held:  # it has slept for as long
         lease._renewed -= 2 * HOUR
     with pytest.raises(OSError, match="begin anew"):
         slow.commit()
@@ -193,9 +193,9 @@ def test_who_comes_back_after_it_was_taken_for_dead_does_not_commit(url: str, se
 def test_who_dies_committing_leaves_it_to_a_vacuum(url, server, monkeypatch, is_made):
     """From the lease alone nobody can tell whether the commit was made."""
     dead = upload(url)
-    writer, transaction = dead.mapping._staging.part.writer, dead.mapping._staging.record.id
-    dead.mapping.participation.end()
-    held = dead.mapping._staging.storage.leases
+    writer, transaction = dead.mapping.staging.part.writer, dead.mapping.staging.record.id
+    dead.mapping.lifecycle.end()
+    held = dead.mapping.staging.storage.leases
     if is_made:
         with monkeypatch.context() as patched:
             for name in ("close", "close_between_reads", "release"):
@@ -220,7 +220,7 @@ def test_who_dies_committing_leaves_it_to_a_vacuum(url, server, monkeypatch, is_
 
 def test_of_a_shared_transaction_what_was_never_sealed_goes(url: str, server: Server) -> None:
     dead = upload(url)
-    dead.mapping.participation.share()
+    dead.mapping.lifecycle.share()
     kill(dead)
     server.time += 2 * HOUR
     write(url)
@@ -230,8 +230,8 @@ def test_of_a_shared_transaction_what_was_never_sealed_goes(url: str, server: Se
 
 def test_of_a_shared_transaction_what_was_sealed_stays(url: str, server: Server) -> None:
     dead = upload(url)
-    dead.mapping.participation.share()
-    dead.mapping._staging.members.shared.seal()
+    dead.mapping.lifecycle.share()
+    dead.mapping.staging.members.shared.seal()
     kill(dead)
     server.time += 2 * HOUR
     write(url)

@@ -28,7 +28,7 @@ def file_of(repo: txstore.Repository, version: int) -> Path:
 
 def test_the_first_durable_commit_syncs_that_there_is_a_repository(open_repo: OpenRepo) -> None:
     scratch = open_repo(durability="none")
-    scratch.begin()._staging.part.begin()  # creates it, syncs nothing, commits nothing
+    scratch.begin().staging.part.begin()  # creates it, syncs nothing, commits nothing
     repo = open_repo()
     storage = watch(repo)
     put(repo, "key")

@@ -19,8 +19,8 @@ from txstore.constraints import Constraint, Sorted, Unique
 from txstore.errors import UnsupportedFormatError
 from txstore.format import constraints
 from txstore.format import labels as labels_module
-from txstore.transactions.committer import Committer
-from txstore.transactions.view_after_commit import CommitOutcome
+from txstore.history.new_commit import NewCommit
+from txstore.transactions.draft import CommitOutcome
 
 
 def labels(values: Sequence[Any], path: str = "x", chunks: int = 4, **options: Any) -> Step:
@@ -548,17 +548,17 @@ def test_a_chunk_that_another_process_has_deleted_with_all_above_it(repo):
 def test_what_was_checked_is_not_checked_again_when_others_change_other_arrays(repo, decoded, monkeypatch):
     """They wait meanwhile: it is done under the commit lock."""
     commit(repo, labels([*range(400)]), labels([1], "y"))
-    publish = Committer._publish
+    prepare = NewCommit.prepare
 
-    def late(self: Committer) -> Any:
-        monkeypatch.setattr(Committer, "_publish", publish)
+    def late(self: NewCommit, head: Any) -> Any:
+        monkeypatch.setattr(NewCommit, "prepare", prepare)
         commit(repo, put(0, 2, "y"))
-        return publish(self)
+        return prepare(self, head)
 
-    monkeypatch.setattr(Committer, "_publish", late)
+    monkeypatch.setattr(NewCommit, "prepare", late)
     repo.constraints["order"] = Sorted("x")
     assert len(decoded) == 100
-    monkeypatch.setattr(Committer, "_publish", late)
+    monkeypatch.setattr(NewCommit, "prepare", late)
     repo.constraints["it"] = Unique("x")
     assert len(decoded) == 200
 

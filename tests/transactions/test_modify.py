@@ -58,7 +58,7 @@ def test_other_keys_may_be_written_meanwhile(transaction: Transaction) -> None:
 
 
 def _have_all(transaction: Transaction, keys: list[str]) -> None:
-    with transaction._staging.turns.at_all(keys):
+    with transaction.staging.turns.at_all(keys):
         pass
 
 
@@ -108,7 +108,7 @@ def test_what_fails_stages_nothing(transaction: Transaction) -> None:
 def test_who_reads_what_is_being_rolled_back_is_told(transaction: Transaction) -> None:
     """A rollback does not wait for ever for those who read."""
     transaction["a/c/1"] = bytes(1 << 20)
-    staging = transaction._staging
+    staging = transaction.staging
     link = staging.staged.get("a/c/1")
     assert link is not None
     transaction.rollback()
@@ -121,11 +121,11 @@ def test_two_stores_of_one_participant(tmp_path: Path) -> None:
     repo = txstore.Repository(tmp_path / "data.tx")
     create(repo)
     owner = repo.begin()
-    shared = owner.participation.share()
+    shared = owner.lifecycle.share()
     assert shared is not None
     engine = txstore.Repository(tmp_path / "data.tx").engine
     first, second = (engine.join(shared, repo.engine.commits.identity.id) for _ in range(2))
-    assert first._staging is second._staging
+    assert first.staging is second.staging
     inside, may_go = threading.Event(), threading.Event()
 
     def slowly(value: memoryview | None) -> bytes:
@@ -144,8 +144,8 @@ def test_two_stores_of_one_participant(tmp_path: Path) -> None:
         may_go.set()
         slow.result(60)
         other.result(60)
-    first.participation.seal()
+    first.lifecycle.seal()
     for each in (first, second):
-        each.participation.end()
+        each.lifecycle.end()
     owner.commit()
     assert read_chunk(repo.snapshot().mapping, "x/c/0") == [1, 2, *range(12, 18)]

@@ -9,7 +9,7 @@ import zarr
 
 import txstore
 from tests.tools.arrays import commit_often
-from tests.tools.inside import existing, open_named
+from tests.tools.inside import open_named
 from tests.tools.members import join_in_this_process
 from tests.tools.parts import create, read_chunk, region_of, write_part
 from txstore.constraints import Complete, RequiredAttributes
@@ -48,17 +48,6 @@ def test_other_elements_of_one_chunk(repo: txstore.Repository) -> None:
     assert at_head(repo) == [1] * 4 + [2] * 4
 
 
-def test_many_that_began_together(repo: txstore.Repository) -> None:
-    create(repo, shape=(8, 8), chunks=(8, 8))
-    many = [repo.begin() for _ in range(8)]
-    for row, transaction in enumerate(many):
-        write_part(transaction, "x/c/0/0", (slice(row, row + 1), slice(0, 8)), lambda there: there + 100)
-    for transaction in many:
-        transaction.commit()
-    expected = np.arange(10, 74).reshape(8, 8) + 100
-    assert at_head(repo, "x/c/0/0") == expected.tolist()
-
-
 @pytest.mark.parametrize("equal", [False, True])
 def test_the_same_element(repo: txstore.Repository, equal: bool) -> None:
     """Equal values, too: two increments are two increments."""
@@ -92,11 +81,11 @@ def test_on_each_new_head(repo: txstore.Repository, monkeypatch: pytest.MonkeyPa
     rivals = [repo.begin() for _ in range(3)]
     for number, rival in enumerate(rivals, 1):
         write_part(rival, KEY, slice(number, number + 1), number + 1)
-    committer_class = txstore.transactions.committer.Committer
+    committer_class = txstore.transactions.draft.Draft
     catch_up = committer_class.catch_up
 
     def late(self: Any) -> Any:
-        if self.staging is mine._staging and rivals:
+        if self.staging is mine.staging and rivals:
             rival = rivals.pop()
             with pytest.MonkeyPatch.context() as patch:
                 patch.setattr(type(repo.engine.storage), "lock", lambda *_, **__: contextlib.nullcontext())
@@ -189,7 +178,7 @@ def test_what_is_left_of_a_chunk_is_read_of_the_base(repo: txstore.Repository) -
     write_part(mine, KEY, slice(0, 1), lambda there: there)
     assert read_chunk(mine, KEY) == BASE
     mine["x/c/1"] = bytes(mine["x/c/1"])
-    assert KEY in mine._staging.view.reads(()).keys
+    assert KEY in mine.staging.view.reads(()).keys
     mine.rollback()
     theirs.rollback()
 
@@ -317,29 +306,29 @@ class Participants:
     def __init__(self, repo: txstore.Repository) -> None:
         self.repo = repo
         self.owner = repo.begin()
-        self.owner.participation.share()
+        self.owner.lifecycle.share()
         self.others: list[Transaction] = []
 
     def join(self) -> Transaction:
-        self.others.append(join_in_this_process(self.repo, self.owner._staging.record.id))
+        self.others.append(join_in_this_process(self.repo, self.owner.staging.record.id))
         return self.others[-1]
 
     def commit(self, **options: Any) -> None:
         for other in self.others:
-            if not other._staging.part.has_failed:
-                other.participation.seal()
+            if not other.staging.part.has_failed:
+                other.lifecycle.seal()
         self.owner.commit(**options)
 
     def die(self, other: Transaction) -> None:
         """Its process has died before it had sealed its part."""
         self.others.remove(other)
-        other._staging.part.writer.close()
-        other.participation.end()
+        other.staging.part.writer.close()
+        other.lifecycle.end()
 
     def end(self) -> None:
         for other in self.others:
-            other._staging.part.close()
-            other.participation.end()
+            other.staging.part.close()
+            other.lifecycle.end()
         self.owner.rollback()
 
 
@@ -351,104 +340,26 @@ def among(repo: txstore.Repository) -> Any:
     found.end()
 
 
-def test_parts_of_an_array_that_was_just_made_anew(among: Participants) -> None:
-    document = bytes(among.owner["x/zarr.json"])
-    among.owner.delete_dir("x")
-    among.owner["x/zarr.json"] = document
-    first, second = among.join(), among.join()
-    write_part(first, KEY, slice(0, 4), 1)
-    write_part(second, KEY, slice(5, 8), 2)
-    assert read_chunk(among.owner, KEY) == [1] * 4 + [0] + [2] * 3
-    among.commit()
-    assert at_head(among.repo) == [1] * 4 + [0] + [2] * 3
-
-
-def test_overlapping_parts_are_refused_and_named(among: Participants) -> None:
-    first, second = among.join(), among.join()
-    write_part(first, KEY, slice(0, 4), 1)
-    write_part(second, KEY, slice(3, 8), 2)
-    with pytest.raises(ConflictError, match=r"\[0:4\], \[3:8\]") as caught:
-        among.commit()
-    assert caught.value.keys == (KEY,)
-
-
-def test_a_part_that_is_lost_is_missed(among: Participants) -> None:
-    """Somebody else has written the chunk, but not this part of it."""
-    first, second = among.join(), among.join()
-    write_part(first, KEY, slice(0, 4), 1)
-    write_part(second, KEY, slice(4, 8), 2)
-    among.die(first)
-    with pytest.raises(ParticipantLostError) as caught:
-        among.commit()
-    assert caught.value.keys == (KEY,)
-    again = among.join()
-    write_part(again, KEY, slice(0, 4), 5)
-    among.commit()
-    assert at_head(among.repo) == [5] * 4 + [2] * 4
-
-
-def test_a_part_that_is_lost_can_be_taken(among: Participants) -> None:
-    first, second = among.join(), among.join()
-    write_part(first, KEY, slice(0, 4), 1)
-    write_part(second, KEY, slice(4, 8), 2)
-    among.die(first)
-    among.commit(allow_lost=True)
-    assert at_head(among.repo) == [1] * 4 + [2] * 4
-
-
-def test_a_commit_that_fails_is_seen_by_no_participant(among: Participants) -> None:
-    """What a commit has merged is not staged: whoever follows after its failure does not find it."""
-    first, second, theirs = among.join(), among.join(), among.repo.begin()
-    write_part(among.owner, "x/c/1", slice(0, 1), 1)
-    write_part(first, KEY, slice(0, 2), 1)
-    write_part(second, KEY, slice(2, 4), 2)
-    theirs.delete("x/c/1")
-    theirs["x/c/1"] = bytes(32)
-    theirs.commit()
-    with pytest.raises(ConflictError):
-        among.commit()
-    third = among.join()
-    assert read_chunk(third, KEY) == [1, 1, 2, 2, *BASE[4:]]
-    assert len(third._staging.staged.layers(KEY)) == 2
-    among.owner.delete("x/c/1")
-    assert read_chunk(among.join(), KEY) == [1, 1, 2, 2, *BASE[4:]]
-
-
-def test_parts_in_a_transaction_with_a_name(repo: txstore.Repository) -> None:
-    create(repo)
-    first, second, theirs = open_named(repo, "run"), open_named(repo, "run"), repo.begin()
-    write_part(first, KEY, slice(0, 2), 1)
-    write_part(second, KEY, slice(2, 4), 2)
-    write_part(theirs, KEY, slice(6, 7), 3)
-    theirs.commit()
-    first.participation.leave()
-    second.participation.leave()
-    last = existing(repo, "run")
-    assert read_chunk(last, KEY) == [1, 1, 2, 2, *BASE[4:]]
-    last.commit()
-    assert at_head(repo) == [1, 1, 2, 2, 14, 15, 3, 17]
-
-
 @pytest.mark.parametrize("lost", [0, 1])
 def test_a_part_over_one_of_two_does_not_hide_what_was_lost_of_the_other(repo: txstore.Repository, lost: int) -> None:
     """What is written over one of two that did not know of one another keeps the elements of both."""
     create(repo)
     named = open_named(repo, "job")
-    two = [join_in_this_process(repo, named._staging.record.id) for _ in range(2)]
+    two = [join_in_this_process(repo, named.staging.record.id) for _ in range(2)]
     write_part(two[lost], KEY, slice(0, 2), 1)  # element 2 is missing
     write_part(two[1 - lost], KEY, slice(3, 5), 2)
-    two[1 - lost].participation.seal()
-    two[lost]._staging.part.close()
-    later = join_in_this_process(repo, named._staging.record.id)
+    two[1 - lost].lifecycle.seal()
+    two[lost].staging.part.close()
+    later = join_in_this_process(repo, named.staging.record.id)
     write_part(later, KEY, slice(3, 6), 3)
-    later.participation.seal()
+    later.lifecycle.seal()
     for each in (two[1 - lost], later):
-        each._staging.part.close()
+        each.staging.part.close()
     with pytest.raises(ParticipantLostError, match=KEY):
         named.commit("job")
-    again = join_in_this_process(repo, named._staging.record.id)
+    again = join_in_this_process(repo, named.staging.record.id)
     write_part(again, KEY, slice(0, 3), 4)
-    again.participation.seal()
-    again._staging.part.close()
+    again.lifecycle.seal()
+    again.staging.part.close()
     named.commit("job")
     assert read_chunk(repo.snapshot().mapping, KEY) == [4, 4, 4, 3, 3, 3, 16, 17]

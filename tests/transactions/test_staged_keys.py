@@ -17,7 +17,7 @@ from txstore.format import packfile
 from txstore.format.packfile import SEEN_BASE, SEEN_NOTHING, Predecessor
 from txstore.storage import interface
 from txstore.storage.local import LocalStorage
-from txstore.transactions import staged_refs
+from txstore.transactions import staged_keys
 from txstore.transactions.participants.chains import Link
 from txstore.transactions.staged_keys import StagedKeys
 
@@ -94,7 +94,7 @@ def _short(link: Link | None) -> Any:
 @pytest.fixture
 def sealing(monkeypatch: pytest.MonkeyPatch) -> None:
     """Seal nearly everything, and put it into files."""
-    monkeypatch.setattr(staged_refs, "SEALED_FROM", 2)
+    monkeypatch.setattr(staged_keys, "SEALED_FROM", 2)
     monkeypatch.setattr(interface, "IN_MEMORY", 0)
 
 
@@ -103,7 +103,7 @@ def sealing(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sealed_keys_are_the_same_keys(steps: list[Any], threshold: int) -> None:
     plain, sealed = StagedKeys(ME), StagedKeys(ME)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(staged_refs, "SEALED_FROM", threshold)
+        patch.setattr(staged_keys, "SEALED_FROM", threshold)
         sealed.clear()
         for step in range(0, len(steps), 5):
             for staged in (plain, sealed):
@@ -122,7 +122,7 @@ def test_sealed_keys_are_the_same_keys(steps: list[Any], threshold: int) -> None
 def test_sealed_keys_of_one_process_are_a_dictionary(steps: list[tuple[str, int]]) -> None:
     model: dict[str, int] = {}
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(staged_refs, "SEALED_FROM", 3)
+        patch.setattr(staged_keys, "SEALED_FROM", 3)
         staged = StagedKeys(ME)
         for sequence, (what, number) in enumerate(steps):
             if what == "hide":
@@ -169,7 +169,7 @@ def test_a_transaction_whose_keys_are_sealed_is_committed_like_others(sealing: N
     transaction["old/c/1"] = b"old"  # as it was
     transaction.delete_dir("new/c/4")
     transaction.nodes.move("old", "moved")
-    assert transaction._staging.staged._refs.sealed is not None
+    assert transaction.staging.staged._refs.sealed is not None
     assert staged_files(repo) == []  # files have no names, and what is in the pack is not enough for a file
     expected = {f"new/c/{number}": b"again" if number % 3 == 0 else b"%d" % number for number in range(50)}
     expected |= {f"moved/c/{number}": b"old" for number in range(1, 30, 2)}
@@ -213,11 +213,11 @@ def test_a_disk_that_is_full_keeps_nobody_from_sealing(sealing, repo, monkeypatc
     watched = watch(repo)
     transaction = repo.begin("sealed")
     transaction["a/c/first"] = b"1"
-    transaction._staging.part.writer.create()
+    transaction.staging.part.writer.create()
     watched.before[call] = always(OSError(28, "No space left on device"))
     for number in range(20):
         transaction[f"a/c/{number}"] = b"1"
-    assert transaction._staging.staged._refs.sealed is not None
+    assert transaction.staging.staged._refs.sealed is not None
     assert watched.named(call)
     del watched.before[call]
     transaction.commit()
@@ -257,9 +257,9 @@ import os, signal, sys
 import txstore
 from txstore.storage import interface
 from txstore.storage.local import LocalStorage
-from txstore.transactions import staged_refs
+from txstore.transactions import staged_keys
 
-staged_refs.SEALED_FROM, interface.IN_MEMORY = 2, 0
+staged_keys.SEALED_FROM, interface.IN_MEMORY = 2, 0
 transaction = txstore.Repository(sys.argv[1]).begin()
 transaction.get("what maps the base")
 LocalStorage.map = lambda *_: os.kill(os.getpid(), signal.SIGKILL)
@@ -284,7 +284,7 @@ def test_a_writer_that_is_killed_while_it_seals_leaves_nothing_behind(repo: txst
 @pytest.mark.skipif(index.IMPLEMENTATION != "c", reason="the fallback merges runs in memory")
 @pytest.mark.long
 def test_memory_does_not_grow_with_the_number_of_keys(repo, monkeypatch):
-    monkeypatch.setattr(staged_refs, "SEALED_FROM", 4096)
+    monkeypatch.setattr(staged_keys, "SEALED_FROM", 4096)
     keys, peaks = 100_000, {}
 
     def fill(count: int) -> None:

@@ -18,7 +18,7 @@ from txstore import CommitUnknownError, ConflictError, StaleArrayError, Transact
 from txstore.commit import Stored
 from txstore.format import names, records
 from txstore.history.branches_on_disk import BranchesOnDisk
-from txstore.transactions import committer
+from txstore.transactions import commit
 from txstore.transactions.participants.chains import Link
 from txstore.transactions.staged_keys import StagedKeys
 
@@ -189,7 +189,7 @@ def test_who_has_just_begun_looks_at_what_others_commit_in_its_turn_alone(
     key: str,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr(committer, "_MOMENT", moment)
+    monkeypatch.setattr(commit, "_MOMENT", moment)
     mapping = repo.begin(isolation=isolation)
     mapping["key"] = b"1"
     put(open_repo(), key, b"other")

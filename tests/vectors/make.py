@@ -29,10 +29,9 @@ import txstore
 from tests.tools.compaction_outputs import listed
 from tests.vectors import expected
 from txstore import repository
-from txstore.commit_queue import group_commits
 from txstore.constraints import OnlyGrows, RequiredAttributes, Sorted, Unique
 from txstore.format import commitfile, encoding, names, records
-from txstore.history import object_head_caches, operations
+from txstore.history import group_commits, object_head_caches, operations
 from txstore.maintenance import erase
 from txstore.storage.local import LocalStorage
 from txstore.storage.remote import RemoteStorage

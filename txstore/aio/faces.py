@@ -6,18 +6,20 @@ type checkers, `aio_stub.py` writes `__init__.pyi` from this file and the synchr
 
 from __future__ import annotations
 
+import asyncio
 import inspect
 import re
 import threading
-from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Awaitable, Callable, Generator
+from concurrent.futures import Future
 from functools import partial
-from types import FunctionType
-from typing import Any, Generic, TypeVar
+from types import FunctionType, TracebackType
+from typing import Any, Generic, Self, TypeVar
 
-from txstore.aio.blocks import Beginning, TransactionBlock
 from txstore.aio.calls import Listing, call, call_back, result_of, start
 from txstore.commit import MAIN, Commit
 from txstore.deriving.definitions import ViewDefinition
+from txstore.errors import TransactionStateError
 from txstore.format.constraints import Constraint
 from txstore.history.find import At
 from txstore.history.follow import follow
@@ -100,13 +102,61 @@ class AsyncRepositoryViews(AsyncMapping[DeclaredView, ViewDefinition]):
     """The views of a repository, by name."""
 
 
-class AsyncTransaction(TransactionBlock):
+class AsyncTransaction:
     """A transaction for tasks of an event loop: what `TxStore` offers beyond zarr, each in a thread.
 
     `store` is the ordinary `TxStore`: give it to zarr, `zarr.api.asynchronous` and xarray. `async with` commits on a
     clean exit and rolls back on an exception. If the task is cancelled while it commits, the commit goes on to its end:
     `is_committing` tells whether it still runs, and `await outcome()` returns or raises what came of it.
     """
+
+    store: TxStore
+
+    def __init__(self, store: TxStore) -> None:
+        self.store = store
+        self._commit: Future[Commit | None] | None = None  # the last one
+
+    def __repr__(self) -> str:
+        return f"<{type(self).__name__} of {self.store!r}>"
+
+    @property
+    def is_committing(self) -> bool:
+        """Whether a commit runs in its thread: one that a task waits for, or one whose task was cancelled."""
+        return self._commit is not None and not self._commit.done()
+
+    async def outcome(self) -> Commit | None:
+        """Wait for the end of the last commit, and return or raise what it did. For a commit that was cancelled.
+
+        The last commit is the last call of `commit`, or that of the end of an `async with` block. Returns the commit,
+        or None if it made none. Raises `TransactionStateError` if no commit has begun: nothing was published.
+        """
+        if self._commit is None:
+            raise TransactionStateError("no commit of this transaction has begun: nothing was published", state="open")
+        return await result_of(self._commit)
+
+    async def _committed(self, commit: Callable[[], Commit | None]) -> Commit | None:
+        self._commit = start(commit)
+        return await result_of(self._commit)
+
+    async def __aenter__(self) -> Self:
+        await result_of(start(self.store.__enter__), undo=_roll_back)
+        return self
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            await self._committed(self._end)
+        elif self.is_committing:
+            start(lambda: self.store.__exit__(kind))  # when that commit has ended: its task does not wait for it
+        else:
+            await call(self.store.__exit__, kind)
+
+    def _end(self) -> Commit | None:
+        before = self.store.base
+        self.store.__exit__(None)
+        after = self.store.base
+        return None if after == before else after
 
     @property
     def constraints(self) -> AsyncConstraints:
@@ -122,6 +172,38 @@ class AsyncTransaction(TransactionBlock):
 
     async def latest(self) -> AsyncTransaction:
         return AsyncTransaction(await call(self.store.latest))
+
+
+def _roll_back(store: TxStore) -> None:
+    """Roll back a store that nobody holds: its task was cancelled. The `with` block has been entered."""
+    store.__exit__(asyncio.CancelledError)
+
+
+class Beginning:
+    """A transaction that begins when you `await` this, or enter it: `async with repo.transaction() as tx`."""
+
+    def __init__(self, begin: Callable[[], TxStore]) -> None:
+        self._begin = begin
+        self._entered: list[AsyncTransaction] = []
+
+    def __await__(self) -> Generator[Any, None, AsyncTransaction]:
+        return self._begun(self._begin, _drop).__await__()
+
+    async def _begun(self, begin: Callable[[], TxStore], undo: Callable[[TxStore], None]) -> AsyncTransaction:
+        return AsyncTransaction(await result_of(start(begin), undo=undo))
+
+    async def __aenter__(self) -> AsyncTransaction:
+        self._entered.append(await self._begun(lambda: self._begin().__enter__(), _roll_back))
+        return self._entered[-1]
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        await self._entered.pop().__aexit__(kind, error, trace)
+
+
+def _drop(store: TxStore) -> None:
+    _roll_back(store.__enter__())
 
 
 class AsyncRepository:
@@ -141,9 +223,9 @@ class AsyncRepository:
     def __repr__(self) -> str:
         return f"<AsyncRepository {self.repository.url}>"
 
-    def transaction(self, *arguments: Any, **named: Any) -> Beginning[AsyncTransaction]:
+    def transaction(self, *arguments: Any, **named: Any) -> Beginning:
         """Begin a transaction when you `await` this or enter it, as an `AsyncTransaction` with this store."""
-        return Beginning(AsyncTransaction, partial(self.repository.transaction, *arguments, **named))
+        return Beginning(partial(self.repository.transaction, *arguments, **named))
 
     async def run(self, fn: Callable[[TxStore], Awaitable[T]], **named: Any) -> T:
         """`fn` is an asynchronous function. If this is cancelled, so is `fn`, and it is not tried again."""

@@ -1,35 +1,49 @@
-"""`txstore branch` and `txstore tag`: list, create, delete, rename; and the graph of `txstore log --graph`."""
+"""`txstore branch` and `txstore tag`: list, create, delete, rename; and the graph of `txstore log --graph`.
+
+`merge`, `cherry-pick`, `revert` apply changes of other commits to the head of a branch.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
 from txstore.cli.options import (
     BranchArgument,
     BranchOption,
+    CommitArgument,
+    DryOption,
     JsonOption,
+    MessageOption,
     NewestArgument,
     NewNameArgument,
-    PathArgument,
-    StorageOption,
     TagArgument,
+    TargetOption,
     commit_or_newest,
-    open_repository,
+    find_commit,
+    one_of,
 )
 from txstore.cli.output import (
     Commands,
+    app,
+    command,
     commit_as_dict,
+    print_json,
     print_named,
     print_outcome,
-    reporting_errors,
+    print_table,
+    tell,
 )
+from txstore.errors import CUT, MergeConflictError
 from txstore.format.names import MAIN
 
 if TYPE_CHECKING:
     from txstore.commit import Commit
+    from txstore.merging.merge_conflicts import Answer
+    from txstore.merging.three_way import MergePlan
+    from txstore.repository import Repository
 
 
 branches_app = typer.Typer(help="List, create, rename and delete branches.", no_args_is_help=True, cls=Commands)
@@ -37,38 +51,31 @@ branches_app = typer.Typer(help="List, create, rename and delete branches.", no_
 NewBranchArgument = Annotated[str, typer.Argument(metavar="BRANCH", help="Name of the new branch.", show_default=False)]
 
 
-@branches_app.command("list")
-@reporting_errors
-def list_branches(path: PathArgument, storage_options: StorageOption = None, as_json: JsonOption = False) -> None:
+@command(branches_app, "list")
+def list_branches(repo: Repository, as_json: JsonOption = False) -> None:
     """List the branches, with the newest commit of each."""
-    print_named("branch", dict(open_repository(path, storage_options).branches), as_json=as_json)
+    print_named("branch", dict(repo.branches), as_json=as_json)
 
 
-@branches_app.command("create")
-@reporting_errors
+@command(branches_app, "create")
 def create_branch(
-    path: PathArgument,
+    repo: Repository,
     name: NewBranchArgument,
     at: NewestArgument = None,
     branch: BranchOption = MAIN,
-    storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Create a branch that starts at a commit."""
-    repo = open_repository(path, storage_options)
     repo.branches[name] = commit = commit_or_newest(repo, at, branch)
     print_outcome(
         {"branch": name, "commit": commit_as_dict(commit)}, f"branch {name} starts at {commit}", as_json=as_json
     )
 
 
-@branches_app.command("delete")
-@reporting_errors
-def delete_branch(
-    path: PathArgument, name: BranchArgument, storage_options: StorageOption = None, as_json: JsonOption = False
-) -> None:
+@command(branches_app, "delete")
+def delete_branch(repo: Repository, name: BranchArgument, as_json: JsonOption = False) -> None:
     """Delete a branch. The next vacuum deletes the files that only this branch needs."""
-    branches = open_repository(path, storage_options).branches
+    branches = repo.branches
     commit = _existing(branches.get(name), name)
     del branches[name]
     print_outcome(
@@ -78,17 +85,15 @@ def delete_branch(
     )
 
 
-@branches_app.command()
-@reporting_errors
+@command(branches_app)
 def rename(
-    path: PathArgument,
+    repo: Repository,
     name: BranchArgument,
     new: NewNameArgument,
-    storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Rename a branch. Its readers and writers continue to work."""
-    branches = open_repository(path, storage_options).branches
+    branches = repo.branches
     _existing(branches.get(name), name)
     branches.rename(name, new)
     print_outcome({"branch": new}, f"branch {name} is now called {new}", as_json=as_json)
@@ -145,37 +150,30 @@ tags_app = typer.Typer(help="Name commits, so that a vacuum keeps them.", no_arg
 NewTagArgument = Annotated[str, typer.Argument(metavar="TAG", help="Name of the new tag.", show_default=False)]
 
 
-@tags_app.command("list")
-@reporting_errors
-def list_tags(path: PathArgument, storage_options: StorageOption = None, as_json: JsonOption = False) -> None:
+@command(tags_app, "list")
+def list_tags(repo: Repository, as_json: JsonOption = False) -> None:
     """List the tags, with the commit of each."""
-    print_named("tag", dict(open_repository(path, storage_options).tags), as_json=as_json)
+    print_named("tag", dict(repo.tags), as_json=as_json)
 
 
-@tags_app.command("create")
-@reporting_errors
+@command(tags_app, "create")
 def create_tag(
-    path: PathArgument,
+    repo: Repository,
     name: NewTagArgument,
     at: NewestArgument = None,
     branch: BranchOption = MAIN,
-    storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Tag a commit. A tag is never moved."""
-    repo = open_repository(path, storage_options)
     tags = repo.tags
     tags[name] = commit = commit_or_newest(repo, at, branch)
     print_outcome({"tag": name, "commit": commit_as_dict(commit)}, f"{name} is {commit} ({commit.id})", as_json=as_json)
 
 
-@tags_app.command("delete")
-@reporting_errors
-def delete_tag(
-    path: PathArgument, name: TagArgument, storage_options: StorageOption = None, as_json: JsonOption = False
-) -> None:
+@command(tags_app, "delete")
+def delete_tag(repo: Repository, name: TagArgument, as_json: JsonOption = False) -> None:
     """Delete a tag. Its commit stays until a vacuum expires it."""
-    tags = open_repository(path, storage_options).tags
+    tags = repo.tags
     try:
         commit = tags[name]
     except KeyError:
@@ -186,3 +184,151 @@ def delete_tag(
         f"tag {name} is deleted; it was {commit} ({commit.id})",
         as_json=as_json,
     )
+
+
+_ResolveOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--resolve",
+        metavar="NODE=SIDE",
+        help="Take this side in conflicts at and below this path: 'ours' or 'theirs'. '=theirs' is for all paths. "
+        "Can be repeated.",
+        show_default=False,
+    ),
+]
+_AppendOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="HOW",
+        help="'concatenate': if both sides appended rows, put theirs after ours.",
+        show_default=False,
+    ),
+]
+
+
+@command(app)
+def merge(
+    repo: Repository,
+    source: BranchArgument,
+    branch: TargetOption = MAIN,
+    resolve: _ResolveOption = None,
+    append: _AppendOption = None,
+    dry_run: DryOption = False,
+    message: MessageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Merge a branch into that of --branch. On conflicts, list them, change nothing, and exit with status 1."""
+    how, answers = _append(append), _answers(resolve)
+    _report(
+        repo,
+        branch,
+        lambda: repo.merge(
+            source, branch, resolve=answers, append=how, dry_run=dry_run, message=message, progress=True
+        ),
+        as_json,
+    )
+
+
+@command(app)
+def cherry_pick(
+    repo: Repository,
+    commit: CommitArgument,
+    branch: TargetOption = MAIN,
+    resolve: _ResolveOption = None,
+    append: _AppendOption = None,
+    dry_run: DryOption = False,
+    message: MessageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Apply the changes of one commit to a branch. Conflicts are handled as in `merge`."""
+    how, answers = _append(append), _answers(resolve)
+    found = find_commit(repo, commit, branch)
+    _report(
+        repo,
+        branch,
+        lambda: repo.cherry_pick(found, branch, resolve=answers, append=how, dry_run=dry_run, message=message),
+        as_json,
+    )
+
+
+@command(app)
+def revert(
+    repo: Repository,
+    commit: CommitArgument,
+    branch: TargetOption = MAIN,
+    resolve: _ResolveOption = None,
+    dry_run: DryOption = False,
+    message: MessageOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Undo the changes of one commit, in a new commit. Conflicts are handled as in `merge`."""
+    found = find_commit(repo, commit, branch)
+    _report(
+        repo,
+        branch,
+        lambda: repo.revert(found, branch, resolve=_answers(resolve), dry_run=dry_run, message=message),
+        as_json,
+    )
+
+
+def _append(how: str | None) -> Literal["concatenate"] | None:
+    from txstore.merging.merge_commits import CONCATENATE
+
+    one_of("--append", how, [CONCATENATE])
+    return None if how is None else CONCATENATE
+
+
+def _answers(resolve: Sequence[str] | None) -> dict[str, Answer]:
+    from txstore.merging.merge_conflicts import SIDES
+
+    answers: dict[str, Answer] = {}
+    for each in resolve or ():
+        node, equals, side = each.rpartition("=")
+        if not equals or side not in SIDES:
+            raise typer.BadParameter(f"--resolve takes NODE=ours or NODE=theirs, not {each!r}")
+        answers[node] = side
+    return answers
+
+
+def _report(repo: Repository, branch: str, change: Callable[[], Commit | MergePlan], as_json: bool) -> None:
+    from txstore.commit import Commit
+    from txstore.merging.merge_conflicts import KINDS, Conflict
+    from txstore.merging.three_way import MergePlan
+
+    before = repo.head(branch)
+    try:
+        made: Commit | MergePlan | None = change()
+        conflicts, is_cut = (made.conflicts, made.is_cut) if isinstance(made, MergePlan) else ([], False)
+    except MergeConflictError as error:
+        made, conflicts = None, [each for each in error.conflicts if isinstance(each, Conflict)]
+        is_cut = error.is_cut
+    if as_json:
+        commit = made if isinstance(made, Commit) else None
+        print_json(
+            {
+                "commit": None if commit is None else commit_as_dict(commit),
+                "is_new": commit is not None and commit != before,
+                "plan": made.as_dict() if isinstance(made, MergePlan) else None,
+                "conflicts": [each.as_dict() for each in conflicts],
+            }
+        )
+    else:
+        if isinstance(made, MergePlan):
+            tell(f"would change {branch}: {made}")
+        elif made is not None and made == before:
+            tell(f"nothing to do: {branch} has all of these changes, at {made}")
+        elif made is not None:
+            tell(f"{made} {made.id[:12]} {made.message}")
+        if conflicts:
+            rows = ((each.path or "/", each.place, each.kind, KINDS[each.kind]) for each in conflicts)
+            print_table(["path~", "where~", "conflict", "what~"], rows)
+            tell()
+            if is_cut:
+                tell(f"txstore: {CUT}", err=True)
+            tell(
+                f"txstore: {len(conflicts)} conflicts; nothing was changed. Choose a side by path: "
+                "--resolve NODE=ours or NODE=theirs",
+                err=True,
+            )
+    if conflicts:
+        raise typer.Exit(1)

@@ -25,12 +25,12 @@ from txstore.cli.options import (
 )
 from txstore.cli.output import (
     Commands,
+    command,
     json_text,
     local_time,
     print_json,
     print_outcome,
     print_table,
-    reporting_errors,
     tell,
 )
 from txstore.format.names import MAIN
@@ -69,13 +69,10 @@ BeginningOption = Annotated[bool, typer.Option("--from-beginning", help="Begin w
 _PASS_OVER = 60.0
 
 
-@app.command("list")
-@reporting_errors
-def list_feeds(
-    path: PathArgument, branch: KeptOption = MAIN, storage_options: StorageOption = None, as_json: JsonOption = False
-) -> None:
+@command(app, "list")
+def list_feeds(repo: Repository, branch: KeptOption = MAIN, as_json: JsonOption = False) -> None:
     """List the feeds, and how far each is behind."""
-    found = [feed.status() for feed in open_repository(path, storage_options).feeds.on(branch).values()]
+    found = [feed.status() for feed in repo.feeds.on(branch).values()]
     if as_json:
         print_json([each.as_dict() for each in found])
         return
@@ -83,17 +80,15 @@ def list_feeds(
     print_table(["name~", "follows", "paths~", "state"], rows)
 
 
-@app.command()
-@reporting_errors
+@command(app)
 def show(
-    path: PathArgument,
+    repo: Repository,
     name: FeedArgument,
     branch: KeptOption = MAIN,
-    storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show a feed: what it follows, where it is, and what is kept for it."""
-    status = open_repository(path, storage_options).feeds.on(branch)[name].status()
+    status = repo.feeds.on(branch)[name].status()
     if as_json:
         print_json(status.as_dict())
         return
@@ -109,10 +104,9 @@ def show(
         tell(f"{field:10}{told}")
 
 
-@app.command()
-@reporting_errors
+@command(app)
 def create(
-    path: PathArgument,
+    repo: Repository,
     name: NewNameArgument,
     follows: Annotated[
         str | None,
@@ -143,53 +137,45 @@ def create(
         ),
     ] = None,
     branch: KeptOption = MAIN,
-    storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Create a feed."""
     if keep is not None and keep_for is not None:
         raise typer.BadParameter("give --keep or --keep-for, not both")
-    repo = open_repository(path, storage_options)
     begin = _beginning(repo, since, follows or branch, from_beginning=from_beginning)
     limit = keep if keep is not None else timedelta(days=30) if keep_for is None else age_of(keep_for)
     feed = repo.feeds.on(branch).create(name, branch=follows, paths=nodes or (), since=begin, keep=limit)
     _print(feed, "is created", as_json=as_json)
 
 
-@app.command()
-@reporting_errors
+@command(app)
 def reset(
-    path: PathArgument,
+    repo: Repository,
     name: FeedArgument,
     since: SinceOption = None,
     from_beginning: BeginningOption = False,
     branch: KeptOption = MAIN,
-    storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Move a feed to another commit, by default to the newest: what comes after it is pending."""
-    repo = open_repository(path, storage_options)
     feed = repo.feeds.on(branch)[name]
     feed.reset(_beginning(repo, since, feed.status().branch, from_beginning=from_beginning))
     _print(feed, "is reset", as_json=as_json)
 
 
-@app.command()
-@reporting_errors
+@command(app)
 def delete(
-    path: PathArgument,
+    repo: Repository,
     name: FeedArgument,
     branch: KeptOption = MAIN,
-    storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Delete a feed. A vacuum no longer keeps anything for it."""
-    del open_repository(path, storage_options).feeds.on(branch)[name]
+    del repo.feeds.on(branch)[name]
     print_outcome({"feed": name}, f"feed {name} is deleted", as_json=as_json)
 
 
-@app.command()
-@reporting_errors
+@command(app)
 def watch(
     path: PathArgument,
     name: FeedArgument,

@@ -30,10 +30,11 @@ from txstore.cli.options import (
     options_of,
 )
 from txstore.cli.output import (
+    app,
+    command,
     commit_as_dict,
     print_json,
     public_place,
-    reporting_errors,
     tell,
 )
 from txstore.format.display import readable_size
@@ -42,18 +43,12 @@ from txstore.format.names import MAIN
 if TYPE_CHECKING:
     from txstore.commit import Commit
     from txstore.interchange.publish import Published
+    from txstore.repository import Repository
+
+_GroupOption = Annotated[str, typer.Option("--path", metavar="NODE", help="The array or group.", show_default="all")]
 
 
-def register(app: typer.Typer) -> None:
-    app.command("import")(import_)
-    app.command()(export)
-    app.command()(checkout)
-    app.command("commit-directory")(commit_directory)
-    app.command()(publish)
-    app.command()(references)
-
-
-@reporting_errors
+@command(app, "import")
 def import_(
     sources: Annotated[
         list[str], typer.Argument(metavar="SOURCE", help="Files, directories, URLs or patterns.", show_default=False)
@@ -142,15 +137,12 @@ def _print_imported(made: Commit, *, as_json: bool) -> None:
         tell(f"imported {told['files']:,} files, {told['bytes']:,} bytes, as {made}")
 
 
-@reporting_errors
+@command(app)
 def export(
     path: PathArgument,
     destination: DestinationArgument,
     at: AtOption = None,
-    group: Annotated[
-        str,
-        typer.Option("--path", metavar="NODE", help="The array or group.", show_default="all"),
-    ] = "",
+    group: _GroupOption = "",
     no_consolidated: Annotated[bool, typer.Option("--no-consolidated", help="Write no consolidated metadata.")] = False,
     no_verify: NoVerifyOption = False,
     branch: BranchOption = MAIN,
@@ -177,15 +169,12 @@ def export(
         tell(f"exported {done.commit}, {done.keys:,} keys, {done.bytes:,} bytes, to {public_place(destination)}")
 
 
-@reporting_errors
+@command(app)
 def checkout(
     path: PathArgument,
     directory: DirectoryArgument,
     at: AtOption = None,
-    group: Annotated[
-        str,
-        typer.Option("--path", metavar="NODE", help="The array or group.", show_default="all"),
-    ] = "",
+    group: _GroupOption = "",
     branch: BranchOption = MAIN,
     storage_options: StorageOption = None,
     source: SourceOption = None,
@@ -206,19 +195,17 @@ def checkout(
         tell(f"{directory} has {done.commit}: {done.files:,} files, of which {done.written:,} were changed")
 
 
-@reporting_errors
+@command(app)
 def commit_directory(
-    path: PathArgument,
+    repo: Repository,
     directory: DirectoryArgument,
     message: MessageOption = None,
     branch: Annotated[
         str | None, typer.Option(metavar="BRANCH", help="Branch to commit to.", show_default="that of the checkout")
     ] = None,
-    storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Commit what was changed in a directory since `checkout`, all of it or nothing. Reads only changed files."""
-    repo = open_repository(path, storage_options)
     made = repo.commit_directory(directory, message, branch=branch, progress=True)
     if as_json:
         print_json({"commit": None if made is None else commit_as_dict(made)})
@@ -243,7 +230,7 @@ def _lengths(text: str) -> dict[str | int, int]:
     return found
 
 
-@reporting_errors
+@command(app)
 def publish(
     path: PathArgument,
     destination: DestinationArgument,
@@ -285,7 +272,7 @@ def publish(
             raise
 
 
-@reporting_errors
+@command(app)
 def references(
     path: PathArgument,
     destination: Annotated[

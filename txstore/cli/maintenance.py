@@ -26,15 +26,15 @@ from txstore.cli.options import (
     ToOption,
     YesOption,
     age_of,
-    open_repository,
     options_of,
     sources_of,
 )
 from txstore.cli.output import (
+    app,
+    command,
     commit_as_dict,
     print_json,
     print_table,
-    reporting_errors,
     tell,
 )
 from txstore.errors import CorruptionError, RepositoryNotFoundError, UnsupportedFormatError
@@ -45,9 +45,10 @@ from txstore.progress import showing
 if TYPE_CHECKING:
     from txstore.maintenance.report import Report
     from txstore.maintenance.usage import Usage
+    from txstore.repository import Repository
 
 
-@reporting_errors
+@command(app)
 def verify(
     path: PathArgument,
     repair: Annotated[
@@ -109,7 +110,7 @@ def _print(report: Report, repair: bool) -> None:
     tell(str(report))
 
 
-@reporting_errors
+@command(app)
 def check_format(path: PathArgument, storage_options: StorageOption = None, as_json: JsonOption = False) -> None:
     """Compare every file with the format document, for authors of other readers and writers.
 
@@ -135,7 +136,7 @@ def check_format(path: PathArgument, storage_options: StorageOption = None, as_j
         raise typer.Exit(1)
 
 
-@reporting_errors
+@command(app)
 def backup(
     path: PathArgument,
     destination: DestinationArgument,
@@ -165,7 +166,7 @@ def backup(
         tell(str(replace(made, destination=destination)))
 
 
-@reporting_errors
+@command(app)
 def protect(path: PathArgument, as_json: JsonOption = False) -> None:
     """Move a local repository to PATH.d and leave a link at PATH, which zarr and xarray refuse to overwrite.
 
@@ -183,18 +184,11 @@ def protect(path: PathArgument, as_json: JsonOption = False) -> None:
         tell(f"the files that were in the place of the link are in {made.aside} now")
 
 
-def register(app: typer.Typer) -> None:
-    for command in (optimize, vacuum, erase, du):
-        app.command()(command)
-
-
-@reporting_errors
-def optimize(
-    path: PathArgument, branch: BranchOption = MAIN, storage_options: StorageOption = None, as_json: JsonOption = False
-) -> None:
+@command(app)
+def optimize(repo: Repository, branch: BranchOption = MAIN, as_json: JsonOption = False) -> None:
     """Copy small packs, and packs with mostly old values, into large ones. Nothing is deleted: see vacuum."""
     with warnings.catch_warnings(record=True) as told:
-        made = open_repository(path, storage_options).optimize(branch=branch, progress=True)
+        made = repo.optimize(branch=branch, progress=True)
     for each in told:
         tell(f"txstore: {each.message}", err=True)
     if as_json:
@@ -205,9 +199,9 @@ def optimize(
         tell(f"optimized as {made}; `txstore vacuum` deletes the old files")
 
 
-@reporting_errors
+@command(app)
 def vacuum(
-    path: PathArgument,
+    repo: Repository,
     keep: Annotated[
         int | None,
         typer.Option(min=1, metavar="N", help="Expire all but the N newest commits.", show_default=False),
@@ -217,12 +211,10 @@ def vacuum(
     ] = None,
     dry_run: DryOption = False,
     branch: BranchOption = MAIN,
-    storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Delete files that no kept commit needs. Every commit is kept unless an option expires it, in one branch."""
     age = None if older_than is None else age_of(older_than)
-    repo = open_repository(path, storage_options)
     report = repo.vacuum(keep=keep, older_than=age, dry_run=dry_run, branch=branch)
     if as_json:
         print_json(asdict(report))
@@ -230,9 +222,9 @@ def vacuum(
     tell(str(report))
 
 
-@reporting_errors
+@command(app)
 def erase(
-    path: PathArgument,
+    repo: Repository,
     nodes: Annotated[list[str], typer.Argument(metavar="NODE", help="Arrays and groups.")],
     rows: Annotated[
         list[str] | None,
@@ -251,7 +243,6 @@ def erase(
     timeout: Annotated[
         float, typer.Option(min=0, metavar="SECONDS", help="How long to wait for readers and transactions to end.")
     ] = 60.0,
-    storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Erase every version of arrays and groups, or of rows, from every commit, branch and tag. This can't be undone."""
@@ -260,7 +251,6 @@ def erase(
         raise typer.BadParameter("--labels and --positions are about rows: give --rows, too")
     if as_json and not yes:
         raise typer.BadParameter("--json can't ask for confirmation: give --yes, too")
-    repo = open_repository(path, storage_options)
     if not yes:
         shown = ", ".join(repr(node) for node in nodes)
         what = f"rows of {shown} along {', '.join(map(repr, chosen))}" if chosen else f"every version of {shown}"
@@ -273,7 +263,7 @@ def erase(
     elif report.commit is None:
         tell("nothing is left to erase")
     else:
-        tell(f"{report}; copies in other places are not erased: see docs/how-to/maintenance.md")
+        tell(f"{report}; copies in other places are not erased: see docs/how-to/erase.md")
 
 
 def _rows(given: Sequence[str]) -> dict[str, Any]:
@@ -307,12 +297,10 @@ def _label(text: str) -> Any:
     return found if isinstance(found, str | int | float) and not isinstance(found, bool) else text
 
 
-@reporting_errors
-def du(
-    path: PathArgument, branch: BranchOption = MAIN, storage_options: StorageOption = None, as_json: JsonOption = False
-) -> None:
+@command(app)
+def du(repo: Repository, branch: BranchOption = MAIN, as_json: JsonOption = False) -> None:
     """Show what the bytes on the disk are used for, in all and for each array."""
-    usage = open_repository(path, storage_options).usage(branch=branch)
+    usage = repo.usage(branch=branch)
     if as_json:
         print_json({**asdict(usage), "total": usage.total})
         return

@@ -1,11 +1,12 @@
-"""What commits changed in arrays and groups, and which wrote what is there: `diff`, `blame`.
+"""Which arrays and groups there are, what commits changed in them, and which wrote them: `ls`, `diff`, `blame`.
 
 `mv`, `cp` and `restore` move, copy and restore arrays and groups by reference. `rechunk`. Each makes one commit.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -20,43 +21,44 @@ from txstore.cli.options import (
     NewestArgument,
     NodeArgument,
     OtherArgument,
-    PathArgument,
-    StorageOption,
     TargetOption,
     commit_or_newest,
     find_commit,
-    open_repository,
 )
 from txstore.cli.output import (
+    app,
+    command,
     commit_as_dict,
     local_time,
     print_json,
     print_outcome,
     print_table,
-    reporting_errors,
     tell,
 )
+from txstore.errors import CorruptionError, ErasedError, TxStoreError
+from txstore.format.display import readable_size
+from txstore.format.keys import ancestors, encode_key, is_document, node_of_document
 from txstore.format.names import MAIN
 
 if TYPE_CHECKING:
+    from txstore.commit import Commit
+    from txstore.format.mapping import Hierarchy
     from txstore.repository import Repository
     from txstore.transactions.transaction import Transaction
 
 
-@reporting_errors
+@command(app)
 def diff(
-    path: PathArgument,
+    repo: Repository,
     a: NewestArgument = None,
     b: OtherArgument = None,
     three_dot: Annotated[
         bool, typer.Option("--three-dot", help="Show what the second commit changed since the two diverged.")
     ] = False,
     branch: BranchOption = MAIN,
-    storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show how two commits, or a commit and its parent, differ: nodes, attributes, regions of elements."""
-    repo = open_repository(path, storage_options)
     first = commit_or_newest(repo, a, branch)
     found = repo.diff(first, None if b is None else find_commit(repo, b, branch), three_dot=three_dot)
     if as_json:
@@ -66,17 +68,15 @@ def diff(
         tell(line)
 
 
-@reporting_errors
+@command(app)
 def blame(
-    path: PathArgument,
+    repo: Repository,
     node: NodeArgument,
     at: AtOption = None,
     branch: BranchOption = MAIN,
-    storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show which commits wrote the chunks and metadata documents of an array or group."""
-    repo = open_repository(path, storage_options)
     found = repo.blame(node, None if at is None else find_commit(repo, at, branch), branch=branch)
     if as_json:
         print_json(found.as_dict(), indent=None)
@@ -95,30 +95,176 @@ def blame(
     print_table(["commit", "id", "time", "chunks>", "documents~", "message~"], rows)
 
 
-@reporting_errors
+@command(app)
+def ls(
+    repo: Repository,
+    node: Annotated[
+        str,
+        typer.Argument(
+            metavar="NODE",
+            help="The array or group to list; with --keys, a prefix of keys.",
+            show_default=False,
+        ),
+    ] = "",
+    at: AtOption = None,
+    keys: Annotated[bool, typer.Option("--keys", help="List raw keys and their sizes, not arrays and groups.")] = False,
+    branch: BranchOption = MAIN,
+    as_json: JsonOption = False,
+) -> None:
+    """List the arrays and groups, with their stored sizes."""
+    commit = None if at is None else find_commit(repo, at, branch)
+    if keys:
+        _list_keys(repo.mapping(commit, branch=branch), node, as_json)
+        return
+    nodes = list(_nodes(repo, commit, branch, node.strip("/")))
+    if as_json:
+        print_json(nodes)
+    else:
+        print_table(["name~", "shape~", "chunks~", "dtype", "stored>", "size>"], map(_node_row, nodes))
+    if any("fault" in each for each in nodes):
+        raise typer.Exit(1)
+
+
+def _nodes(repo: Repository, commit: Commit | None, branch: str, prefix: str) -> Iterator[dict[str, Any]]:
+    """Yield the node at a path and those below it, by name."""
+    import zarr
+
+    if prefix:
+        encode_key(prefix)
+    store = repo.snapshot(commit, branch=branch)
+    nodes: dict[str, Any] = {}
+    failed: Exception | None = None
+    try:
+        nodes[prefix] = top = zarr.open(store, path=prefix, mode="r")
+        if isinstance(top, zarr.Group):
+            nodes |= {node.path: node for _, node in top.members(max_depth=None, use_consolidated_for_children=False)}
+    except FileNotFoundError as error:
+        raise ValueError(f"no array or group exists at {prefix or '/'!r}: --keys lists raw keys") from error
+    except Exception as error:  # zarr raises many kinds for an invalid document, and leaves out others
+        if isinstance(error, TxStoreError) and not isinstance(error, CorruptionError | ErasedError):
+            raise
+        failed = error
+    sizes, chunks, others = _measured(store, prefix, nodes)
+    if others:  # one odd document hides no other node
+        nodes |= _one_by_one(store, others)
+        sizes, chunks, _ = _measured(store, prefix, nodes)
+    if failed and not any(isinstance(node, zarr.Array | zarr.Group) for node in nodes.values()):
+        if isinstance(failed, TxStoreError):
+            raise failed
+        told = f"zarr can't read the node at {prefix or '/'!r} ({failed!r}): --keys lists raw keys"
+        raise ValueError(told) from failed
+    for path, node in sorted(nodes.items()):
+        is_array, is_odd = isinstance(node, zarr.Array), isinstance(node, Exception)
+        yield {
+            "name": path,
+            "kind": "unknown" if is_odd else "array" if is_array else "group",
+            **({"fault": " ".join(str(node).split()) or repr(node)} if is_odd else {}),
+            "shape": list(node.shape) if is_array else None,
+            "chunks": _chunks(node) if is_array else None,
+            "shards": list(node.shards) if is_array and node.shards else None,
+            "dtype": str(node.dtype) if is_array else None,
+            "chunks_stored": chunks[path] if is_array else None,
+            "bytes": sizes[path],
+        }
+
+
+def _measured(store: Any, prefix: str, nodes: Mapping[str, Any]) -> tuple[Counter[str], Counter[str], set[str]]:
+    """Return the stored bytes and chunks of each node, and the paths of documents that belong to none of them."""
+    import zarr
+
+    sizes, chunks, others = Counter[str](), Counter[str](), set[str]()
+    for key in store.mapping.keys_below(prefix):
+        size = store.mapping.size_of(key) or 0
+        above = [path for path in ancestors(key) if path in nodes]
+        sizes.update(dict.fromkeys(above, size))
+        if not is_document(key):
+            chunks.update(above)
+        elif node_of_document(key) not in above and not (above and isinstance(nodes[above[0]], zarr.Array)):
+            others.add(node_of_document(key))
+    return sizes, chunks, others
+
+
+def _one_by_one(store: Any, paths: Iterable[str]) -> dict[str, Any]:
+    """Return the nodes at these paths, and of each that can't be read the reason."""
+    import zarr
+
+    nodes: dict[str, Any] = {}
+    for path in paths:
+        try:
+            nodes[path] = zarr.open(store, path=path, mode="r")
+        except FileNotFoundError:
+            continue  # attributes of nothing
+        except Exception as error:  # noqa: BLE001 - zarr raises many kinds; it is told
+            nodes[path] = error
+    return nodes
+
+
+def _chunks(array: Any) -> list[int] | None:
+    """Return the lengths of a chunk, in elements; None if chunks differ in length."""
+    try:
+        return list(array.chunks)
+    except NotImplementedError:
+        return None
+
+
+def _node_row(node: Mapping[str, Any]) -> tuple[str, ...]:
+    if "fault" in node:
+        return node["name"], f"can't be read: {node['fault']}", "", "", "", readable_size(node["bytes"])
+    if node["kind"] == "group":
+        return f"{node['name']}/", "", "", "", "", readable_size(node["bytes"])
+    chunks = "varying" if node["chunks"] is None else _shape(node["chunks"])
+    return (
+        node["name"],
+        _shape(node["shape"]),
+        chunks if node["shards"] is None else f"{chunks} in {_shape(node['shards'])}",
+        node["dtype"],
+        f"{node['chunks_stored']:,}",
+        readable_size(node["bytes"]),
+    )
+
+
+def _shape(shape: Sequence[int]) -> str:
+    return "×".join(map(str, shape)) or "scalar"
+
+
+def _list_keys(snapshot: Hierarchy, prefix: str, as_json: bool) -> None:
+    listed = ((key, snapshot.size_of(key) or 0) for key in _keys_from(snapshot, prefix))
+    if as_json:
+        print_json([{"key": key, "bytes": size} for key, size in listed])
+        return
+    for key, size in listed:  # there may be millions: a table would wait for the last
+        tell(f"{size:>14,}  {key}")
+
+
+def _keys_from(snapshot: Hierarchy, prefix: str) -> Iterator[str]:
+    for key in snapshot.keys_between(prefix, None):
+        if not key.startswith(prefix):
+            return
+        yield key
+
+
+@command(app)
 def mv(
-    path: PathArgument,
+    repo: Repository,
     node: NodeArgument,
     new: NewArgument,
     message: MessageOption = None,
     branch: TargetOption = MAIN,
-    storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Move an array or group in one commit, without copying its values."""
     told = f"move {node} to {new}"
-    _commit(path, storage_options, branch, message, told, lambda _, tx: tx.nodes.move(node, new), as_json)
+    _commit(repo, branch, message, told, lambda _, tx: tx.nodes.move(node, new), as_json)
 
 
-@reporting_errors
+@command(app)
 def cp(
-    path: PathArgument,
+    repo: Repository,
     node: NodeArgument,
     new: NewArgument,
     at: AtOption = None,
     message: MessageOption = None,
     branch: TargetOption = MAIN,
-    storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Copy an array or group in one commit, by reference: its values are not copied."""
@@ -127,17 +273,16 @@ def cp(
         tx.nodes.copy(node, new, None if at is None else repo.mapping(find_commit(repo, at, branch)))
 
     told = f"copy {node} to {new}" + (f", as at {at}" if at else "")
-    _commit(path, storage_options, branch, message, told, copy, as_json)
+    _commit(repo, branch, message, told, copy, as_json)
 
 
-@reporting_errors
+@command(app)
 def restore(
-    path: PathArgument,
+    repo: Repository,
     node: NodeArgument,
     at: NeededAtOption,
     message: MessageOption = None,
     branch: TargetOption = MAIN,
-    storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Restore an array or group to its state at a commit. If it did not exist then, it is deleted."""
@@ -145,12 +290,11 @@ def restore(
     def back(repo: Repository, tx: Transaction) -> None:
         tx.nodes.restore(node, repo.mapping(find_commit(repo, at, branch)))
 
-    _commit(path, storage_options, branch, message, f"restore {node}, as at {at}", back, as_json)
+    _commit(repo, branch, message, f"restore {node}, as at {at}", back, as_json)
 
 
 def _commit(
-    path: str,
-    storage_options: str | None,
+    repo: Repository,
     branch: str,
     message: str | None,
     told: str,
@@ -158,9 +302,8 @@ def _commit(
     as_json: bool,
 ) -> None:
     """Commit a change, if it changes anything, with the user's message or a description of the change."""
-    repo = open_repository(path, storage_options)
     with repo.begin(message or told, branch=branch) as transaction:
-        transaction.ending.needs_change = not message
+        transaction.lifecycle.needs_change = not message
         change(repo, transaction)
         made = transaction.commit()
     commit = None if made is None else made.commit
@@ -170,9 +313,9 @@ def _commit(
         print_outcome(commit_as_dict(commit), f"{commit} {commit.id[:12]} {commit.message}", as_json=as_json)
 
 
-@reporting_errors
+@command(app)
 def rechunk(
-    path: PathArgument,
+    repo: Repository,
     node: NodeArgument,
     chunks: Annotated[
         str | None,
@@ -199,14 +342,12 @@ def rechunk(
     ] = None,
     message: MessageOption = None,
     branch: TargetOption = MAIN,
-    storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Give an array other chunks, shards or a compressor in one commit, while others read and write it.
 
     The copy is made on a branch. If it is interrupted, run it again; to drop what was copied, delete that branch.
     """
-    repo = open_repository(path, storage_options)
     if chunks is None and shards is None and compressor is None:
         raise ValueError("say what is to change: --chunks, --shards or --compressor")
     options: dict[str, Any] = {} if compressor is None else {"compressors": _compressor(repo, node, branch, compressor)}
@@ -256,12 +397,3 @@ def _compressor(repo: Repository, node: str, branch: str, text: str) -> Any:
         raise typer.BadParameter(f"--compressor takes {', '.join(known)} or none, and a level, as zstd:5, not {text!r}")
     called, codec, codec_2 = known[name]
     return (codec if array.metadata.zarr_format == 3 else codec_2)(**({called: int(level)} if level else {}))
-
-
-def register(app: typer.Typer) -> None:
-    app.command()(diff)
-    app.command()(blame)
-    app.command()(mv)
-    app.command()(rechunk)
-    app.command()(cp)
-    app.command()(restore)

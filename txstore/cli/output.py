@@ -7,23 +7,23 @@ tables, which escape terminal control characters. Errors go through `_fail`, whi
 from __future__ import annotations
 
 import functools
+import inspect
 import json
 import logging
-import math
 import sys
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import asdict
 from datetime import datetime
-from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec
+from typing import TYPE_CHECKING, Any, Literal, NoReturn, ParamSpec, get_type_hints
 
 import typer
 from typer.core import TyperGroup
 
-from txstore.cli.options import shield, unshield
+from txstore.cli.options import PathArgument, StorageOption, open_repository, shield, unshield
 from txstore.errors import ConflictError, ConstraintError, CorruptionError, MergeConflictError, TxStoreError
-from txstore.format.display import printable
+from txstore.format.display import plain, printable
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -70,6 +70,34 @@ def reporting_errors(command: Callable[P, None]) -> Callable[P, None]:
     return reporting
 
 
+def command(app: typer.Typer, name: str | None = None) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """Make a function a command of `app`. Its errors are reported as by `reporting_errors`.
+
+    If its first parameter is `repo`, the command takes PATH and --storage-options for it, and opens the repository.
+    """
+
+    def added(function: Callable[..., None]) -> Callable[..., None]:
+        hints = get_type_hints(function, localns={"Repository": object}, include_extras=True)
+        own = [each.replace(annotation=hints[each.name]) for each in inspect.signature(function).parameters.values()]
+        called = function
+        if own[0].name == "repo":
+            path = inspect.Parameter("path", own[0].kind, annotation=PathArgument)
+            options = inspect.Parameter("storage_options", own[0].kind, default=None, annotation=StorageOption)
+            own = [path, *own[1:-1], options, own[-1]]  # --json comes last
+
+            @functools.wraps(function)
+            def called(path: str, storage_options: str | None, **given: Any) -> None:
+                function(open_repository(path, storage_options), **given)
+
+        reporting = reporting_errors(called)
+        reporting.__signature__ = inspect.Signature(own)  # type: ignore[attr-defined]
+        reporting.__annotations__ = {each.name: each.annotation for each in own}
+        app.command(name)(reporting)
+        return function
+
+    return added
+
+
 def _fail(error: Exception) -> NoReturn:
     if isinstance(error, OSError) and error.filename is not None and error.strerror:
         told = f"{error.filename}: {error.strerror}"
@@ -104,6 +132,14 @@ class Commands(TyperGroup):
 
 
 _given: list[str] = []
+
+#: The program. `txstore.cli.main` imports the modules that add commands to it.
+app = typer.Typer(
+    help="Inspect, check and maintain TxStore repositories.",
+    no_args_is_help=True,
+    pretty_exceptions_enable=False,
+    cls=Commands,
+)
 
 
 def _secrets() -> Secrets:
@@ -176,7 +212,7 @@ def print_json(value: object, *, indent: int | None = 2) -> None:
 
 def json_text(value: object, *, indent: int | None = None) -> str:
     """Return JSON, in ASCII only. Numbers that are not finite become strings, as Zarr writes them."""
-    return json.dumps(_finite(value), indent=indent, allow_nan=False).replace("\x7f", "\\u007f")
+    return json.dumps(plain(value), indent=indent, allow_nan=False).replace("\x7f", "\\u007f")
 
 
 def print_outcome(told: dict[str, object] | None, text: str, *, as_json: bool) -> None:
@@ -197,16 +233,6 @@ def print_named(kind: str, found: Mapping[str, Commit], *, as_json: bool) -> Non
         for name, commit in found.items()
     )
     print_table([kind, "commit", "id", "time", "message~"], rows)
-
-
-def _finite(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, Mapping):
-        return {name: _finite(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_finite(each) for each in value]
-    return value
 
 
 def public_place(place: str) -> str:

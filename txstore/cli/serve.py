@@ -22,13 +22,14 @@ from txstore.cli.options import (
     options_of,
 )
 from txstore.cli.output import (
+    app,
+    command,
     log_printer,
     print_outcome,
-    reporting_errors,
 )
 
 
-@reporting_errors
+@command(app)
 def serve(
     path: PathArgument,
     host: Annotated[str, typer.Option(metavar="ADDRESS", help="The address to listen on.")] = "127.0.0.1",
@@ -88,7 +89,7 @@ def serve(
         server.serve_here()
 
 
-@reporting_errors
+@command(app)
 def page(
     path: PathArgument,
     to: Annotated[
@@ -104,7 +105,7 @@ def page(
     as_json: JsonOption = False,
 ) -> None:
     """Put a page beside a repository that shows it in the browser without a server: from a bucket, say."""
-    from txstore.serving.page_files import put_page  # late: no other command needs it
+    from txstore.serving.files import put_page  # late: no other command needs it
 
     open_repository(path, storage_options)  # raises if there is none
     if to is None:

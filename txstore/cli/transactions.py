@@ -11,24 +11,22 @@ import typer
 from txstore.cli.options import (
     JsonOption,
     MessageOption,
-    PathArgument,
-    StorageOption,
     TransactionArgument,
     YesOption,
-    open_repository,
 )
 from txstore.cli.output import (
+    command,
     commit_as_dict,
     local_time,
     print_json,
     print_table,
-    reporting_errors,
     tell,
 )
 from txstore.errors import shown_keys
 from txstore.format.display import readable_size
 
 if TYPE_CHECKING:
+    from txstore.repository import Repository
     from txstore.transactions.participants.named import NamedTransaction, Participant
 
 app = typer.Typer(help="List, commit and roll back named transactions.", no_args_is_help=True)
@@ -37,11 +35,10 @@ app = typer.Typer(help="List, commit and roll back named transactions.", no_args
 _ATTACHED, _SEALED, _LOST = "attached", "sealed", "lost"
 
 
-@app.command("list")
-@reporting_errors
-def list_transactions(path: PathArgument, storage_options: StorageOption = None, as_json: JsonOption = False) -> None:
+@command(app, "list")
+def list_transactions(repo: Repository, as_json: JsonOption = False) -> None:
     """List the open transactions: neither committed nor rolled back."""
-    found = open_repository(path, storage_options).transactions()
+    found = repo.transactions()
     if as_json:
         print_json([_as_dict(transaction) for transaction in found])
         return
@@ -49,20 +46,17 @@ def list_transactions(path: PathArgument, storage_options: StorageOption = None,
     print_table(columns, map(_row, found))
 
 
-@app.command()
-@reporting_errors
+@command(app)
 def show(
-    path: PathArgument,
+    repo: Repository,
     name: TransactionArgument,
     keys: Annotated[bool, typer.Option("--keys", help="List the keys, and the process that staged each.")] = False,
-    storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show the processes of a transaction, and what they have staged so far."""
-    repo = open_repository(path, storage_options)
     staged = repo.engine.existing(name)
     found = next((each for each in repo.transactions() if each.id == staged.id), None)
-    changes, overtaken = staged.changes(), staged.locking.overtaken()
+    changes, overtaken = staged.changes(), staged.lifecycle.overtaken()
     by = {label: len(each) for label, each in changes["participants"].items()}
     shown: dict[str, Any] = {} if found is None else _as_dict(found)
     shown |= {
@@ -97,24 +91,22 @@ def show(
                 tell(f"{label}  {key}")
 
 
-@app.command()
-@reporting_errors
+@command(app)
 def commit(
-    path: PathArgument,
+    repo: Repository,
     name: TransactionArgument,
     message: MessageOption = None,
     allow_lost: Annotated[
         bool, typer.Option("--allow-lost", help="Also commit what processes staged that died before they left.")
     ] = False,
-    storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Commit a transaction after all processes have left it. The default message is the one it was begun with."""
-    staged = open_repository(path, storage_options).engine.existing(name)
+    staged = repo.engine.existing(name)
     try:
         snapshot = staged.commit(message, allow_lost=allow_lost)
     finally:
-        staged.participation.leave()
+        staged.lifecycle.leave()
     made = None if snapshot is None else snapshot.commit
     if as_json:
         print_json(None if made is None else commit_as_dict(made))
@@ -127,26 +119,24 @@ def commit(
         tell(f"{made} {made.id}: {told}")
 
 
-@app.command()
-@reporting_errors
+@command(app)
 def rollback(
-    path: PathArgument,
+    repo: Repository,
     name: TransactionArgument,
     yes: YesOption = False,
-    storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Drop everything staged in a transaction, after all processes have left it."""
     if as_json and not yes:
         raise typer.BadParameter("--json can't ask for confirmation: give --yes, too")
-    staged = open_repository(path, storage_options).engine.existing(name)
+    staged = repo.engine.existing(name)
     try:
         count = staged.staged_count
         if not yes:
             typer.confirm(f"Drop {count:,} staged keys of {name}?", abort=True, err=True)
         staged.rollback()
     finally:
-        staged.participation.leave()
+        staged.lifecycle.leave()
     if as_json:
         print_json({"name": name, "id": staged.id, "dropped": count})
     else:

@@ -13,13 +13,10 @@ import typer
 from txstore.cli.options import (
     BranchOption,
     JsonOption,
-    PathArgument,
-    StorageOption,
     TargetOption,
     complete_view,
-    open_repository,
 )
-from txstore.cli.output import Commands, commit_as_dict, print_json, print_outcome, print_table, reporting_errors, tell
+from txstore.cli.output import Commands, command, commit_as_dict, print_json, print_outcome, print_table, tell
 from txstore.errors import ConflictError, ViewError
 from txstore.format.names import MAIN
 
@@ -56,13 +53,10 @@ _OnceOption = Annotated[bool, typer.Option("--once", help="Do not wait for new c
 _TRIES = 10
 
 
-@app.command("list")
-@reporting_errors
-def list_views(
-    path: PathArgument, branch: BranchOption = MAIN, storage_options: StorageOption = None, as_json: JsonOption = False
-) -> None:
+@command(app, "list")
+def list_views(repo: Repository, branch: BranchOption = MAIN, as_json: JsonOption = False) -> None:
     """List the views, and whether the outputs of each are what it makes of its sources at the newest commit."""
-    views = _views(open_repository(path, storage_options), branch)
+    views = _views(repo, branch)
     if as_json:
         print_json({view.name: view.as_dict(branch=branch) for view in views})
         return
@@ -80,20 +74,17 @@ def list_views(
     print_table(["name", "kind", "when", "state", "sources?", "outputs~"], rows)
 
 
-@app.command("run")
-@reporting_errors
+@command(app, "run")
 def run_views(
-    path: PathArgument,
+    repo: Repository,
     names: _ViewsArgument = None,
     modules: _ImportOption = None,
     once: _OnceOption = False,
     branch: TargetOption = MAIN,
-    storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Bring views with when="follow" up to date, then again with each commit. Others may do the same meanwhile."""
     _import(modules or ())
-    repo = open_repository(path, storage_options)
     commits = repo.follow(branch)  # from now on: what is committed during the first round is not missed
     made, failed = _update(repo, branch, names or ())
     if once:
@@ -111,17 +102,14 @@ def run_views(
         _report(made, as_json=as_json)
 
 
-@app.command("drop")
-@reporting_errors
+@command(app, "drop")
 def drop_view(
-    path: PathArgument,
+    repo: Repository,
     name: _ViewArgument,
     branch: TargetOption = MAIN,
-    storage_options: StorageOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Drop a view. Its outputs stay, as arrays like others."""
-    repo = open_repository(path, storage_options)
     with repo.transaction(f"view {name!r} dropped", branch=branch) as store:
         if name not in store.views:
             store.rollback()

@@ -1,24 +1,34 @@
-"""Decodes and encodes one chunk of an array as zarr does, from the array's metadata document."""
+"""Decodes and encodes one chunk of an array as zarr does, from the array's metadata document.
+
+Merges partly written chunks: the regions that one writer has written replace those of the newest chunk. For erasures of
+rows, puts a fill value into some elements.
+"""
 
 from __future__ import annotations
 
 import json
 import math
 import warnings
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import TYPE_CHECKING, Any, Self
 
 from txstore.codecs.allowed_codecs import allowed_by_user, check_codecs
 from txstore.errors import CodecRefusedError
 from txstore.format.documents import Described, below
+from txstore.format.regions import Region
 
 if TYPE_CHECKING:
+    from typing import TypeAlias
+
     import numpy as np
     import numpy.typing as npt
     from typing_extensions import Buffer
 
     from txstore.codecs.part_codec import PartCodec
+
+    #: What is stored under the key of a chunk; None if there is nothing, which is all fill value.
+    Value: TypeAlias = Buffer | None
 
 #: Bytes of a chunk that is decoded: how large it is, a document says.
 MAX_CHUNK = 2 << 30
@@ -197,3 +207,119 @@ def _shape(metadata: Any, chunk: str) -> Sequence[int]:
         return shape
     place = metadata.chunk_key_encoding.decode_chunk_key(chunk)
     return [sizes if isinstance(sizes, int) else sizes[at] for sizes, at in zip(grid.chunk_shapes, place, strict=True)]
+
+
+class ChunkMerger:
+    """Merges what is stored under one key. Raises `NotMergeableError`."""
+
+    def __init__(self, document: str, content: bytes, chunk: str) -> None:
+        """`document` is the name of the array's metadata document, `chunk` the key relative to it."""
+        self._about = document, content, chunk
+        self._codec = ChunkCodec(*self._about)
+
+    @property
+    def whole(self) -> Region:
+        """The box of the whole chunk."""
+        return Region.of_box(tuple([(0, extent) for extent in self._codec.shape]))
+
+    def all_fill(self) -> bytes | None:
+        """Return a chunk of nothing but fill values, as it is stored where such chunks are not left out."""
+        codec = ChunkCodec(*self._about, keeps_empty=True)
+        return codec.encode(codec.decode(None))
+
+    def differ(self, one: Value, other: Value, region: Region) -> bool:
+        """Tell whether two versions of a chunk differ in an element of a region: by their bits, not their values."""
+        before, after = self._codec.decode(one), self._codec.decode(other)
+        return any(bits(before[box]) != bits(after[box]) for box in self._boxes(region))
+
+    def merged(self, below: Value, layers: Sequence[tuple[Value, Region]]) -> bytes | None:
+        """Return a chunk with regions of others laid over it, one after the other; None if it is to be deleted."""
+        chunk = self._codec.decode(below)
+        for value, region in layers:
+            layer = self._codec.decode(value)
+            for box in self._boxes(region):
+                chunk[box] = layer[box]
+        return self._codec.encode(chunk)
+
+    def _boxes(self, region: Region) -> list[tuple[slice, ...]]:
+        if not region.fits(self._codec.shape):
+            raise NotMergeableError(f"{region} is no region of chunks of {self._codec.shape}")
+        if region.boxes is None:
+            return [(slice(None),) * len(self._codec.shape)]
+        return [tuple(slice(start, stop) for start, stop in box) for box in region.boxes]
+
+
+#: For each axis the positions in the chunk, None for all: the elements at each combination of them.
+Places = tuple["npt.NDArray[np.intp] | None", ...]
+
+
+class ChunkFiller(ChunkDecoder):
+    """Fills elements of one chunk; what is stored under one key, so a shard is one. Raises `NotMergeableError`."""
+
+    def __init__(self, document: str, content: bytes, chunk: str) -> None:
+        super().__init__(document, content, chunk, keeps_empty=True)
+
+    def filled(
+        self, encoded: Buffer, places: Sequence[Places], value: Any = None, *, shown: Mapping[int, int] | None = None
+    ) -> bytes | None:
+        """Return a chunk with the fill value, or another that fits the data type, in some elements.
+
+        None if it has that already. What lies behind the elements that are `shown` along an axis gets the fill value.
+        All other elements are the same, bit by bit.
+        """
+        chunk = self.decode(encoded)
+        new = chunk.copy()
+        fitting = _fitting(value, chunk.dtype)
+        for each in places:
+            new[self._index(each)] = self._fill_value if fitting is None else fitting
+        hidden = [(slice(None),) * axis + (slice(max(end, 0), None),) for axis, end in (shown or {}).items()]
+        for each in hidden:
+            new[each] = self._fill_value
+        if _equal(chunk, new):
+            return None
+        try:
+            made = self._part.encode(new)
+        except Exception as error:  # whatever a library of codecs raises
+            raise NotMergeableError(f"its codecs fail: {error!r}") from error
+        if made is None:
+            raise NotMergeableError("its codecs don't store a chunk that is all fill value")
+        content = bytes(made)
+        if content == bytes(encoded):  # its codecs round the fill value, and did so before
+            return None
+        again = self.decode(content)
+        for each in (*map(self._index, places), *hidden):
+            again[each] = new[each]
+        if not _equal(again, new):
+            raise NotMergeableError("its codecs would change other elements, too")
+        return content
+
+    def _index(self, places: Places) -> Any:
+        import numpy as np  # late: as in `decode`
+
+        return np.ix_(*(np.arange(n) if each is None else each for each, n in zip(places, self.shape, strict=True)))
+
+
+def _fitting(value: Any, dtype: np.dtype[Any]) -> Any:
+    """Return a number as a data type holds it; None if it can't."""
+    import numpy as np  # late: as in `decode`
+
+    try:
+        if dtype.kind in "iu":
+            limits = np.iinfo(dtype)
+            return int(value) if int(value) == value and limits.min <= value <= limits.max else None
+        if dtype.kind in "mM":
+            return np.array(int(value), np.int64).astype(dtype) if int(value) == value else None
+        if dtype.kind in "fc":
+            with np.errstate(over="ignore"):
+                found = dtype.type(value)
+            return found if np.isinf(found) == np.isinf(float(value)) else None
+    except (TypeError, ValueError, OverflowError):  # no number, not finite, or too large
+        return None
+    return None
+
+
+def _equal(one: npt.NDArray[Any], other: npt.NDArray[Any]) -> bool:
+    """Tell whether chunks are equal: numbers by their bits."""
+    if one.dtype.kind in "OT":
+        return bool((one == other).all())
+    return one.tobytes() == other.tobytes()

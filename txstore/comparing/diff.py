@@ -7,8 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import TYPE_CHECKING, Any
 
 from txstore.commit import Commit
-from txstore.comparing.changed_documents import FieldChange
-from txstore.comparing.nodes import ADDED, CHANGED, MOVED, REMOVED, NodeDiff
+from txstore.comparing.nodes import ADDED, CHANGED, MOVED, REMOVED, FieldChange, NodeDiff
 from txstore.errors import NodeNotFoundError
 from txstore.format.display import html_head, html_text, printable
 from txstore.format.documents import ABSENT

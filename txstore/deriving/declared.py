@@ -4,16 +4,52 @@ from __future__ import annotations
 
 import json
 import operator
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from graphlib import CycleError, TopologicalSorter
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple, Protocol, Self
 
 from txstore.commit import Commit
-from txstore.deriving.commits import DerivableCommit
 from txstore.deriving.definitions import KINDS, ViewDefinition
 from txstore.errors import CorruptionError, UnsupportedFormatError, ViewError
-from txstore.format.declarations import Written
+from txstore.format.commitfile import Written
+from txstore.format.documents import Described
+
+#: What is stored under a key; None, nothing.
+Value = bytes | memoryview | None
+
+
+class DerivableCommit(Protocol):
+    """The state of the head after a commit on top of it. `format.constraints.Outcome` documents most of it."""
+
+    def before(self, path: str) -> Described | None: ...
+
+    def document(self, key: str) -> Value:
+        """Return a document, as it will be."""
+
+    def value(self, key: str) -> Value:
+        """Return what will be stored under a key."""
+
+    def value_before(self, key: str) -> Value:
+        """Return what is stored under a key at the head."""
+
+    def __contains__(self, key: str) -> bool: ...
+
+    def rewrites(self, path: str) -> bool: ...
+
+    def remakes(self, path: str) -> bool: ...
+
+    def restructures(self, path: str) -> bool: ...
+
+    def clears_below(self, path: str) -> bool: ...
+
+    def changed_below(self, path: str) -> Iterator[str]: ...
+
+    def fetch(self, keys: Sequence[str]) -> None: ...
+
+    def put(self, key: str, value: bytes | None) -> None:
+        """Set a key besides what the commit changes, or delete it. From now on the commit has changed it."""
+
 
 #: Views by name.
 Views = Mapping[str, ViewDefinition]

@@ -23,11 +23,9 @@ import numpy as np
 
 from txstore.codecs.chunk_codec import ChunkCodec, NotMergeableError
 from txstore.deriving.attributes import followed
-from txstore.deriving.boxes import Box, around, common, is_empty, shape_of, slices, whole
-from txstore.deriving.commits import DerivableCommit, Value
-from txstore.deriving.declared import Reached, Views, changes, ordered
+from txstore.deriving.declared import DerivableCommit, Reached, Value, Views, changes, ordered
 from txstore.deriving.definitions import ViewDefinition
-from txstore.deriving.stages import DerivingStage, edge
+from txstore.deriving.stages import Box, DerivingStage, around, common, edge, is_empty, shape_of, slices, whole
 from txstore.errors import ViewError
 from txstore.format.cf import number_type
 from txstore.format.documents import Described, below, describe, index_of

@@ -69,7 +69,7 @@ class KeptCursor:
         while True:
             try:
                 with self.engine.begin(branch=branch, message=message) as transaction:
-                    transaction.ending.needs_change = True
+                    transaction.lifecycle.needs_change = True
                     return change(transaction.cursors)
             except ConflictError:
                 tries += 1

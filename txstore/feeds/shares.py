@@ -15,10 +15,9 @@ from collections.abc import Iterator, Sequence
 from typing import TYPE_CHECKING
 
 from txstore.errors import FeedMovedError, FeedNotFoundError, LockTimeoutError
-from txstore.feeds.changes import FeedChange, FeedNode
+from txstore.feeds.changes import FeedChange, FeedNode, divided
 from txstore.feeds.kept_cursor import KeptCursor, new_token
 from txstore.feeds.reading import Reading
-from txstore.feeds.regions import divided
 from txstore.format.cursors import MAX_SHARES, Cursor, Shares, mark_of
 from txstore.history.follow import Follower
 

@@ -8,12 +8,12 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from hashlib import blake2b
 from itertools import islice
-from typing import Any, NamedTuple
+from types import MappingProxyType
+from typing import Any, Final, NamedTuple
 
 from txstore._native import index as native
 from txstore.errors import KeyFormatError
 from txstore.format.cursors import check_cursor_name
-from txstore.format.declarations import NOTHING_DECLARED, Declarations
 from txstore.format.encoding import (
     MAX_COUNT,
     MAX_TIME,
@@ -32,6 +32,26 @@ from txstore.format.encoding import (
 )
 from txstore.format.keys import check_name
 from txstore.format.packfile import CHECKSUM_CRC32C, HEAD_SIZE, PackName
+
+#: JSON objects by name. Where it says what a transaction changes, None drops a name.
+Written = Mapping[str, Any]
+
+_NONE: Final[Written] = MappingProxyType({})
+
+
+class Declarations(NamedTuple):
+    """All that one commit hands on, or all that a transaction changes of it."""
+
+    constraints: Written = _NONE
+    views: Written = _NONE
+    cursors: Written = _NONE
+
+    def __bool__(self) -> bool:
+        return any(self[:])
+
+
+NOTHING_DECLARED = Declarations()
+
 
 HEADER_COMMIT = 1
 SECTION_RUN, SECTION_CARRIED, SECTION_GROUP_COMMIT = 1, 2, 3

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+import math
+from collections.abc import Iterable, Mapping, Sequence
+from datetime import UTC, datetime
 from html import escape
+from typing import Any
 
 
 def printable(content: str) -> str:
@@ -42,3 +45,16 @@ def html_table(rows: Iterable[Sequence[str]], names: Sequence[str] = (), *, left
         return ""
     more = f"<p>and {left:,} more</p>" if left > 0 else ""
     return f"<table>{f'<thead><tr>{head}</tr></thead>' if head else ''}<tbody>{body}</tbody></table>{more}"
+
+
+def plain(value: Any) -> Any:
+    """Return what JSON can show. Numbers that are not finite become strings, as Zarr writes them; times end with Z."""
+    if isinstance(value, float) and not math.isfinite(value):
+        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
+    if isinstance(value, datetime):
+        return value.astimezone(UTC).isoformat().replace("+00:00", "Z")
+    if isinstance(value, Mapping):
+        return {str(name): plain(each) for name, each in value.items()}
+    if isinstance(value, list | tuple):
+        return [plain(each) for each in value]
+    return value

@@ -269,6 +269,11 @@ def participant_of(number: int) -> int:
     return number & ((1 << _PARTICIPANT_BITS) - 1)
 
 
+def writer_of(pack_id: bytes) -> tuple[bytes, int]:
+    """Return what the ids of all packs of one participant of a transaction have in common."""
+    return packs_begin(pack_id), participant_of(int.from_bytes(pack_id[12:], "little"))
+
+
 def nth_of(number: int) -> int:
     """Return the index, among its participant's packs, of the pack with this number in its transaction."""
     return number >> _PARTICIPANT_BITS

@@ -16,7 +16,6 @@ from functools import partial
 
 from txstore import processes
 from txstore.commit import Stored
-from txstore.commit_queue.group_commits import BEHIND, TRUSTED, BranchListing, GroupCommitMember, GroupCommits, Look
 from txstore.errors import CommitUnknownError, CorruptionError, TxStoreError
 from txstore.format import encoding, names, packfile
 from txstore.format.commitfile import Header
@@ -32,6 +31,7 @@ from txstore.history.branch_store import (
 )
 from txstore.history.carried_commits import CarriedCommits
 from txstore.history.commit_files import CommitFiles
+from txstore.history.group_commits import BEHIND, TRUSTED, BranchListing, GroupCommitMember, GroupCommits, Look
 from txstore.history.object_head_caches import TAIL, ObjectHeadCaches
 from txstore.storage.objects.errors import NoListsError, NotExclusiveError, is_refusal
 from txstore.storage.objects.interface import Object, ObjectStore

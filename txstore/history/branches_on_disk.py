@@ -12,13 +12,13 @@ import os
 from collections.abc import Collection
 
 from txstore.commit import MAIN, Stored
-from txstore.commit_queue.group_commits import decided
 from txstore.errors import CommitUnknownError, CorruptionError, TxStoreError, WrongFileTypeError
 from txstore.format import encoding, names, records
 from txstore.format.commitfile import Header
 from txstore.format.records import HeadCache
 from txstore.history.branch_names import BranchNames
 from txstore.history.branch_store import Ground, KnownHeads, check_not_lost, put_in_version, read_back
+from txstore.history.group_commits import decided
 from txstore.steps import step
 from txstore.storage.capabilities import LockOf
 from txstore.storage.interface import Storage, paths_in

@@ -23,10 +23,9 @@ from txstore.errors import (
     Violation,
 )
 from txstore.format import constraints
-from txstore.format.commitfile import CommitName
+from txstore.format.commitfile import CommitName, Declarations, Written
 from txstore.format.constraints import Constraint, Outcome, as_text
 from txstore.format.cursors import check_cursor_name
-from txstore.format.declarations import Declarations, Written
 from txstore.format.display import html_head, html_table
 from txstore.format.keys import check_name
 

@@ -33,10 +33,9 @@ from txstore.storage.file_systems import is_on_network
 from txstore.storage.foreign_files import Allowed
 from txstore.storage.interface import Storage
 from txstore.storage.kept import CACHE_SIZE, open_cache
-from txstore.storage.local import LocalStorage
-from txstore.storage.network import NetworkStorage
+from txstore.storage.local import LocalStorage, NetworkStorage
 from txstore.storage.objects.interface import open_objects
-from txstore.storage.objects.urls import check_slashes
+from txstore.storage.objects.urls import archives_of, check_slashes, public
 from txstore.storage.remote import RemoteStorage
 
 #: Bytes of decoded chunks that a repository keeps in memory, unless it is told otherwise.
@@ -107,6 +106,8 @@ def open_storage(url: str | os.PathLike[str], access: Access = _PLAIN) -> Storag
     url, inside = locate(given := os.fspath(url), access)
     if inside:
         raise _is_inside(given, url, inside)
+    if archives_of(url):
+        raise ValueError(f"{public(url)}: an archive or a manifest is no place of a repository: unpack it first")
     protocol, path = split_protocol(url)
     if protocol not in (None, "file", "local"):
         objects = open_objects(url, access.storage_options, single_writer=access.single_writer)

@@ -15,9 +15,8 @@ from txstore import observing
 from txstore.commit import MAIN, Commit, Stored
 from txstore.errors import CorruptionError, ErasedError, SnapshotExpiredError, TxStoreError
 from txstore.format import commitfile, names, packfile
-from txstore.format.commitfile import RunName
+from txstore.format.commitfile import NOTHING_DECLARED, Declarations, RunName
 from txstore.format.constraints import Constraint
-from txstore.format.declarations import NOTHING_DECLARED, Declarations
 from txstore.format.keys import after_prefix, decode_key, directory_prefix, encode_key, is_related
 from txstore.format.mapping import Hierarchy
 from txstore.format.packfile import PackName

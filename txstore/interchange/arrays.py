@@ -6,7 +6,7 @@ import fnmatch
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Protocol
+from typing import Any
 
 import numpy as np
 
@@ -56,21 +56,6 @@ class ForeignArray:
         if isinstance(dimension, int):
             return dimension if dimension < len(self.shape) else None
         return self.dimensions.index(dimension) if dimension in self.dimensions else None
-
-
-class ForeignArrays(Protocol):
-    """An open file."""
-
-    @property
-    def arrays(self) -> Mapping[str, ForeignArray]: ...
-
-    def describe(self, store: Any, shapes: Mapping[str, tuple[int, ...]], chunks: Mapping[str | int, int]) -> None:
-        """Create its groups and arrays, with attributes, in a dictionary that zarr takes as a store.
-
-        The caller resizes them to `shapes`. Their values do not matter.
-        """
-
-    def close(self) -> None: ...
 
 
 def meaning_of(attributes: Mapping[str, Any]) -> dict[str, str]:

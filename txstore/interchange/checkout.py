@@ -3,17 +3,24 @@
 For programs that take a directory and no store. The commit is based on the commit that was checked out: what others
 have committed since is merged with it, element by element, or in conflict with it. Only files whose status has changed
 are read.
+
+A file beside the directory says which commit it has, and the status of each of its files. It does not lie in the
+directory, because programs empty a directory before they write an array into it. As git's index does, it holds what
+tells a changed file from an unchanged one without reading it: length, times and inode.
 """
 
 from __future__ import annotations
 
+import contextlib
+import json
 import os
+import stat
 import time
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from functools import partial
 from itertools import groupby
-from typing import TYPE_CHECKING, Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple, TypeAlias
 
 from fsspec.core import split_protocol
 
@@ -32,11 +39,9 @@ from txstore.history.changes import common_ancestor, differing
 from txstore.history.erasures import read_erasures
 from txstore.history.find import At
 from txstore.history.snapshot import Snapshot
-from txstore.interchange import checkout_state
-from txstore.interchange.checkout_state import CheckoutState, Status, status_of
 from txstore.interchange.destinations import LocalDestination, bits_of_copies, check_outside, check_tree
 from txstore.interchange.zarr_arrays import DEBRIS, in_parallel
-from txstore.merging.rebasing import settle
+from txstore.merging.merge_commits import settle
 from txstore.progress import Progress
 from txstore.storage.objects.urls import public
 
@@ -159,7 +164,7 @@ class _Work:
         check_outside(self.target, repo.url)
 
     def read_state(self) -> CheckoutState | None:
-        state = checkout_state.read(self.target.url)
+        state = read_state(self.target.url)
         if state is not None:
             self._written = state.files
         return state
@@ -195,7 +200,7 @@ class _Work:
     def statuses(self) -> dict[str, Status]:
         """Return the status of each file, so that a later change of a file changes its status."""
         found = self._statuses()
-        if pause := checkout_state.until_settled(found.values()):
+        if pause := until_settled(found.values()):
             time.sleep(pause)
             found = self._statuses()
         return found
@@ -246,7 +251,7 @@ class _Work:
         was_on, state.branch = state.branch, branch
         taken = {key: changes.statuses[key] for key in changes.set}
         state.pending[transaction.id] = dict.fromkeys(changes.deleted) | taken
-        checkout_state.write(self.target.url, state)
+        write_state(self.target.url, state)
         try:
             self.check_erasures(state)  # again: an erasure that is in no record yet waits for the transaction
             nodes = _nodes_gone(changes)
@@ -265,7 +270,7 @@ class _Work:
         except (ConflictError, ConstraintError):
             del state.pending[transaction.id]
             state.branch = was_on
-            checkout_state.write(self.target.url, state)
+            write_state(self.target.url, state)
             raise
         finally:
             transaction.rollback()
@@ -319,7 +324,7 @@ class _Work:
         """
         assert new.commit is not None
         state.to = new.commit.id
-        checkout_state.write(self.target.url, state)
+        write_state(self.target.url, state)
         old, prefix = self._snapshot(state.commit), directory_prefix(state.path)
         lengths = dict(self._differences(old, new, state.path))
         lengths |= {key: new.size_of(prefix + key) for key in meant if key not in lengths and not is_consolidated(key)}
@@ -342,7 +347,7 @@ class _Work:
                     progress(done, total)
         state.commit, state.to = new.commit.id, None
         state.pending.clear()
-        checkout_state.write(self.target.url, state)
+        write_state(self.target.url, state)
         held = sum(status[0] for status in state.files.values() if status is not None)
         return Checkout(new.commit, len(state.files), held, written)
 
@@ -370,17 +375,15 @@ class _Brought(NamedTuple):
     is_gone: bool = False
 
 
+@dataclass
 class _Files:
     """The files of a checkout, while they are brought from one commit to another."""
 
-    def __init__(
-        self, target: LocalDestination, old: Snapshot, new: Snapshot, prefix: str, known: Mapping[str, Status]
-    ) -> None:
-        self._target = target
-        self._old = old
-        self._new = new
-        self._prefix = prefix
-        self._known = known
+    _target: LocalDestination
+    _old: Snapshot
+    _new: Snapshot
+    _prefix: str
+    _known: Mapping[str, Status]
 
     def bring(self, batch: Sequence[str]) -> list[_Brought]:
         """Bring files to the new commit."""
@@ -470,3 +473,136 @@ def _batches(sizes: Mapping[str, int]) -> Iterator[list[str]]:
             batch, held = [], 0
     if batch:
         yield batch
+
+
+_VERSION = 1
+
+#: A file may be changed again within one tick of the clock of its file system, and then has the same status.
+_TICK, _COARSE_TICK, _SECOND = 20_000_000, 2_000_000_000, 1_000_000_000  # nanoseconds
+
+#: Length, time of the last change of content and of status in nanoseconds, and inode.
+Status: TypeAlias = tuple[int, int, int, int]
+
+
+def status_of(found: os.stat_result) -> Status:
+    return found.st_size, found.st_mtime_ns, found.st_ctime_ns, found.st_ino
+
+
+@dataclass
+class CheckoutState:
+    """The state of a checkout."""
+
+    repository: str
+    branch: str
+    path: str
+    commit: str | None
+    """The id of the commit whose values `files` are of. None: no file was written yet."""
+    files: dict[str, Status | None] = field(default_factory=dict)
+    """Key -> status of the file when it had the commit's value. None: it has to be read."""
+    to: str | None = None
+    """The id of the commit to which the files are being updated."""
+    pending: dict[str, dict[str, Status | None]] = field(default_factory=dict)
+    """Id of each commit that was begun -> the files that it takes, and those that it deletes (None)."""
+    erasures: list[str] = field(default_factory=list)
+    """The ids of the erasures that had ended before the files were read. Others may have erased what is in them."""
+    written: int = 0  # when this was written, by the clock of the file system, in nanoseconds
+
+    def is_unchanged(self, key: str, found: Status) -> bool:
+        """Tell whether a file has the commit's value, as far as its status tells; if in doubt, say no."""
+        known = self.files.get(key)
+        if known is None or tuple(known) != found:
+            return False
+        return max(found[1], found[2]) + _tick(found) < self.written
+
+    def take(self, commit: str) -> None:
+        """Note that a pending commit was made: its files are as they are there."""
+        for key, status in self.pending[commit].items():
+            if status is None:
+                self.files.pop(key, None)
+            else:
+                self.files[key] = status
+
+
+def _tick(status: Status) -> int:
+    return _COARSE_TICK if status[1] % _SECOND == status[2] % _SECOND == 0 else _TICK
+
+
+def until_settled(statuses: Iterable[Status]) -> float:
+    """Return in how many seconds a change of any of these files would show in its status; 0: it would now."""
+    newest = max((max(status[1], status[2]) + _tick(status) for status in statuses), default=0)
+    wait = newest - time.time_ns()
+    return wait / _SECOND if 0 < wait <= _COARSE_TICK else 0  # a later time is no clock's of this machine
+
+
+def state_path(directory: str) -> str:
+    """Return where the state of a checkout lies."""
+    above, name = os.path.split(directory)
+    return os.path.join(above, f".{name}.txstore-checkout")
+
+
+def write_state(directory: str, state: CheckoutState) -> None:
+    """Replace the state in one step."""
+    path = state_path(directory)
+    temporary = f"{path}.{os.urandom(8).hex()}"
+    told = {name: value for name, value in asdict(state).items() if name != "written"}
+    content = json.dumps({"about": f"the checkout {directory}", "version": _VERSION, **told})
+    descriptor = os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_CLOEXEC, 0o600)
+    try:
+        with open(descriptor, "w") as file:
+            file.write(content)
+            file.flush()
+            state.written = os.fstat(descriptor).st_mtime_ns
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(FileNotFoundError):
+            os.unlink(temporary)
+        raise
+
+
+def read_state(directory: str) -> CheckoutState | None:
+    """Return the state of a checkout; None if there is none. Raises `CheckoutError`."""
+    path = state_path(directory)
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except FileNotFoundError:
+        return None
+    with open(descriptor) as file:
+        status = os.fstat(descriptor)
+        is_ours = stat.S_ISREG(status.st_mode) and status.st_uid == os.geteuid()
+        if not is_ours or status.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+            reason = f"{path} is no file that only you could have written: check out to a new place"
+            raise CheckoutError(directory, reason)
+        state = _decoded(file.read())
+    if state is None:
+        raise CheckoutError(directory, f"{path} can't be read: check out to a new place, and copy your changes there")
+    state.written = status.st_mtime_ns
+    return state
+
+
+def forget(directory: str) -> None:
+    with contextlib.suppress(FileNotFoundError):
+        os.unlink(state_path(directory))
+
+
+def _decoded(content: str) -> CheckoutState | None:
+    try:
+        told = json.loads(content)
+        if told.pop("version") != _VERSION:
+            return None
+        del told["about"]
+        told["files"] = _statuses(told["files"])
+        told["pending"] = {commit: _statuses(files) for commit, files in told["pending"].items()}
+        return CheckoutState(**told)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None
+
+
+def _statuses(told: dict[str, Any]) -> dict[str, Status | None]:
+    found: dict[str, Status | None] = {}
+    for key, status in told.items():
+        if status is None:
+            found[key] = None
+        else:
+            size, modified, changed, inode = status
+            found[key] = int(size), int(modified), int(changed), int(inode)
+    return found

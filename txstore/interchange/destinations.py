@@ -12,13 +12,14 @@ import os
 import shutil
 import stat
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Protocol, TypeAlias
+from typing import TYPE_CHECKING, Any, TypeAlias
 from urllib.parse import unquote
 
 from fsspec.core import split_protocol
 
 from txstore.errors import CheckoutError, ExportError, PublishError
 from txstore.format.keys import ancestors
+from txstore.storage.local import sync_directory
 from txstore.storage.objects.backend import READ_ONLY, SINGLE_WRITER
 from txstore.storage.objects.interface import ObjectStore, open_objects
 from txstore.storage.objects.urls import check_slashes
@@ -35,48 +36,6 @@ TEMPORARY = ".txstore-publishing"
 _ATTEMPTS = 100
 
 Refused: TypeAlias = type[PublishError] | type[ExportError] | type[CheckoutError]
-
-
-class Destination(Protocol):
-    """A tree of files, by key. Safe in threads. Raises errors of `ObjectStore`, and `refused` if a name is not a file.
-
-    A *marker* is a file in which a writer records its work. It counts only if this user wrote it at this place.
-    """
-
-    url: str
-    writers: int
-    """The useful number of threads."""
-    refused: Refused
-
-    def check_key(self, key: str) -> None:
-        """Raise unless a key can be the name of a file below the root."""
-
-    def read(self, key: str) -> bytes | None:
-        """Return the content of a file, None if it does not exist."""
-
-    def write(self, key: str, content: Buffer) -> None:
-        """Create or replace a file in one step: a reader sees the old one or the new one."""
-
-    def delete(self, keys: Sequence[str]) -> None:
-        """Delete files; a missing one is not an error."""
-
-    def list(self, path: str = "") -> Iterator[str]:
-        """Yield the keys below a path."""
-
-    def sync(self) -> None:
-        """Make all writes and deletes durable."""
-
-    def alone(self) -> contextlib.AbstractContextManager[None]:
-        """Keep other publishers out while the block runs, if the place can do that. Raises `refused`."""
-
-    def place(self) -> dict[str, Any]:
-        """Return facts that identify this place, for a marker. A missing member matches any place."""
-
-    def write_marker(self, key: str, content: bytes) -> None:
-        """Write a file that `read_marker` will take for ours."""
-
-    def read_marker(self, key: str) -> bytes | None:
-        """Return a marker, None if there is none. Raises `refused` if another user may have written it."""
 
 
 def open_destination(
@@ -159,9 +118,12 @@ _FILE = os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
 
 
 class LocalDestination:
-    """A local directory."""
+    """A local directory: a tree of files, by key. Safe in threads. Raises `refused` if a name is not a file.
 
-    writers = 4
+    A *marker* is a file in which a writer records its work. It counts only if this user wrote it at this place.
+    """
+
+    writers = 4  # the useful number of threads
 
     def __init__(
         self,
@@ -183,6 +145,7 @@ class LocalDestination:
     # --- descriptors, from the root on, so that a rename or link meanwhile leads nowhere else
 
     def check_key(self, key: str) -> None:
+        """Raise unless a key can be the name of a file below the root."""
         if not {"", ".", ".."}.isdisjoint(key.split("/")) or "\0" in key:
             raise self.refused(self.url, f"key {key!r} can't be the name of a file")
         if key.partition("/")[0] == self._temporary:
@@ -230,6 +193,7 @@ class LocalDestination:
     # --- reading
 
     def read(self, key: str) -> bytes | None:
+        """Return the content of a file, None if it does not exist."""
         found = self.read_status(key)
         return None if found is None else found[0]
 
@@ -261,6 +225,7 @@ class LocalDestination:
             os.close(descriptor)
 
     def list(self, path: str = "") -> Iterator[str]:
+        """Yield the keys below a path."""
         yield from (key for key, _ in self.statuses(path))
 
     def statuses(self, path: str = "") -> Iterator[tuple[str, os.stat_result]]:
@@ -285,6 +250,7 @@ class LocalDestination:
     # --- writing
 
     def write(self, key: str, content: Buffer) -> None:
+        """Create or replace a file in one step: a reader sees the old one or the new one."""
         self._write(key, content)
 
     def _write(self, key: str, content: Buffer, *, is_marker: bool = False) -> None:
@@ -340,6 +306,7 @@ class LocalDestination:
             os.replace(temporary, name, src_dir_fd=directory, dst_dir_fd=above)
 
     def delete(self, keys: Sequence[str]) -> None:
+        """Delete files; a missing one is not an error."""
         parents = set()
         for key in keys:
             # A directory: another thread has just put what comes instead in the place of the file.
@@ -367,6 +334,7 @@ class LocalDestination:
         self._touched.add(directory)
 
     def sync(self) -> None:
+        """Make all writes and deletes durable."""
         touched, self._touched = self._touched, set()
         if not self._durable:
             return
@@ -375,10 +343,11 @@ class LocalDestination:
             with contextlib.suppress(FileNotFoundError), self.directory(directory) as descriptor:
                 os.fsync(descriptor)
         if touched:
-            _sync_directory(os.path.dirname(self.url))
+            sync_directory(os.path.dirname(self.url))
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
+        """Keep other publishers out while the block runs. Raises `refused`."""
         import fcntl
 
         if os.path.exists(self.url) and not os.path.isdir(self.url):
@@ -414,12 +383,15 @@ class LocalDestination:
     # --- markers
 
     def place(self) -> dict[str, Any]:
+        """Return facts that identify this place, for a marker. A missing member matches any place."""
         return {"path": self.url, "inode": os.stat(self.url).st_ino}
 
     def write_marker(self, key: str, content: bytes) -> None:
+        """Write a file that `read_marker` will take for ours."""
         self._write(key, content, is_marker=True)
 
     def read_marker(self, key: str) -> bytes | None:
+        """Return a marker, None if there is none. Raises `refused` if another user may have written it."""
         try:
             with self.directory("") as root:
                 os.stat(key, dir_fd=root, follow_symlinks=False)
@@ -447,14 +419,6 @@ class LocalDestination:
 _OTHERS_WRITE = stat.S_IWGRP | stat.S_IWOTH
 
 
-def _sync_directory(path: str) -> None:
-    descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
-
-
 # --- objects
 
 #: How stores create that have names, and no directories.
@@ -462,7 +426,10 @@ _ANY_NAME = ("conditional", "lock")
 
 
 class ObjectDestination:
-    """The objects below a URL. What the server has confirmed is durable."""
+    """The objects below a URL, as `LocalDestination`. Raises errors of `ObjectStore`, too.
+
+    What the server has confirmed is durable.
+    """
 
     writers = 8
 
@@ -536,3 +503,6 @@ class ObjectDestination:
     def read_marker(self, key: str) -> bytes | None:
         self._check_no_link(key)
         return self.read(key)
+
+
+Destination = LocalDestination | ObjectDestination

@@ -58,7 +58,9 @@ def array_in_format_3(document: Mapping[str, Any], attributes: Mapping[str, Any]
         missing = document.get("fill_value")
         missing = attributes.get(_MISSING) if missing is None else missing
         if missing is not None:
-            attributes[_MISSING] = missing_value(missing, dtype.to_native_dtype().kind)
+            kind = dtype.to_native_dtype().kind
+            # xarray opens no data set of format 3 in which a text has the former.
+            attributes["missing_value" if kind in "OTU" else _MISSING] = missing_value(missing, kind)
     else:
         names = None
     if fill_value is None:
@@ -83,6 +85,8 @@ def array_in_format_3(document: Mapping[str, Any], attributes: Mapping[str, Any]
 
 def missing_value(value: Any, kind: str) -> Any:
     """Return the value for missing data in xarray's encoding for format 3."""
+    if kind == "c" and isinstance(value, list):
+        return [missing_value(part, "f") for part in value]
     if kind != "f" or not isinstance(value, int | float | str):
         return value
     try:

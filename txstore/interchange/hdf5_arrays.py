@@ -1,23 +1,173 @@
-"""Reads HDF5 files, through h5py: groups, data sets, attributes, and dimension names from attached scales."""
+"""Reads HDF5 files, through h5py, and NetCDF files, through xarray.
+
+Groups, data sets, attributes, and dimension names from attached scales are read from HDF5. Of NetCDF, xarray's way to
+write it as Zarr is kept: values are not decoded or changed.
+
+HDF5 believes that a chunk decodes to as many bytes as its values have. Of a shorter one, it returns what lies behind it
+in the memory of this process. A longer one takes memory without bound. So chunks are looked at before HDF5 reads them.
+"""
 
 from __future__ import annotations
 
+import itertools
 import math
 import os
 import re
+import zlib
 from collections import Counter
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from functools import cached_property
-from typing import Any
+from functools import cached_property, partial
+from typing import Any, TypeAlias
 
 import numpy as np
 
+from txstore.codecs import bounded_codecs
+from txstore.codecs.allowed_codecs import allowed_by_user
 from txstore.codecs.bounded_codecs import MOST_IN_MEMORY
 from txstore.errors import SourceError
+from txstore.format.keys import encode_key
 from txstore.interchange.arrays import ForeignArray, Selection, blocks, chunk_shape, is_excluded, meaning_of
 from txstore.interchange.format3 import missing_value
-from txstore.interchange.hdf5_chunks import guarded
 from txstore.interchange.places import Place
+
+_SHUFFLE, _FLETCHER32 = 2, 3
+#: The numbers and names of HDF5's filters that are not measured. A filter of others is called by its number.
+_OTHERS = {4: "szip", 5: "nbit", 6: "scaleoffset"}
+#: How many bytes `fletcher32` adds.
+_CHECKSUM = 4
+_PIECE = 1 << 20
+
+Refused: TypeAlias = Callable[[str, str], Exception]
+
+
+def guarded(path: str, node: Any, read: Callable[[Selection], Any], refused: Refused) -> Callable[[Selection], Any]:
+    """Return what reads a data set by `read`. It raises `refused` before HDF5 reads a chunk that is too short."""
+
+    def checked(selection: Selection) -> Any:
+        _are_written(path, node, selection, refused)
+        return read(selection)
+
+    return checked
+
+
+def of_netcdf(path: str, node: Any, read: Callable[[Selection], Any], refused: Refused) -> Callable[[Selection], Any]:
+    """Return what reads a variable of NetCDF, whose values lie in a data set, by `read`.
+
+    The library of NetCDF returns memory of this process for values that were never written and have no fill value, and
+    for those behind the end of the data set: of dimensions without a limit, another variable may have more.
+    """
+    created = node.id.get_create_plist()
+    is_filled = created.get_fill_time() != 1 and created.fill_value_defined() != 0
+
+    def checked(selection: Selection) -> Any:
+        inner = tuple(
+            slice(min(each.start, side), min(each.stop, side)) for each, side in zip(selection, node.shape, strict=True)
+        )
+        if not _are_written(path, node, inner, refused) and not is_filled:
+            raise refused(path, "some of its values were never written, and it has no fill value for them")
+        values = read(inner)
+        if inner == selection:
+            return values
+        fill_value = "" if values.dtype == object else node.fillvalue
+        padded = np.full([each.stop - each.start for each in selection], fill_value, values.dtype)
+        padded[tuple(map(slice, values.shape))] = values
+        return padded
+
+    return checked
+
+
+def _are_written(path: str, node: Any, selection: Selection, refused: Refused) -> bool:
+    """Tell whether all chunks of a part of a data set were written. Raises `refused` for one that is too short."""
+    try:
+        return check_chunks(node, selection)
+    except ValueError as error:
+        raise refused(path, str(error)) from None
+
+
+def check_chunks(node: Any, selection: Selection) -> bool:
+    """Tell whether all chunks of a part of a data set were written. Raises `ValueError` for one that is too short.
+
+    `selection`: slices with a start and an end inside the shape.
+    """
+    if node.chunks is None:
+        return not node.size or node.id.get_storage_size() > 0
+    created = node.id.get_create_plist()
+    filters = [created.get_filter(number)[0] for number in range(created.get_nfilters())]
+    unknown = {_OTHERS.get(each, str(each)) for each in filters if each not in (_SHUFFLE, _FLETCHER32, *_MEASURES)}
+    is_trusted = bool(unknown) and unknown <= allowed_by_user()
+    size = math.prod(node.chunks) * _item_size(node)
+    are_written = True
+    places = [
+        range(each.start // side * side, each.stop, side) for each, side in zip(selection, node.chunks, strict=True)
+    ]
+    for place in itertools.product(*places):
+        stored = node.id.get_chunk_info_by_coord(place)
+        if stored.byte_offset is None:
+            are_written = False
+        elif not is_trusted and (found := _decoded(node, place, stored, filters, size)) != size:
+            raise ValueError(f"its chunk at {place} decodes to {found:,} bytes, or more, instead of {size:,}")
+    return are_written
+
+
+def _item_size(node: Any) -> int:
+    """Return how many bytes an element has in its chunk. That of a text is its length, and where it lies in a heap."""
+    if node.dtype.hasobject:
+        return 4 + int(node.file.id.get_create_plist().get_sizes()[0]) + 4
+    return int(node.id.get_type().get_size())
+
+
+def _decoded(node: Any, place: tuple[int, ...], stored: Any, filters: list[int], most: int) -> int:
+    """Return to how many bytes a chunk decodes, or a number above `most`."""
+    active = [each for number, each in enumerate(filters) if not stored.filter_mask >> number & 1]
+    length, is_measured = stored.size, False
+    for number in reversed(active):
+        if number == _FLETCHER32:
+            length -= _CHECKSUM
+        elif number in _MEASURES and not is_measured and length <= bounded_codecs.MOST_IN_MEMORY:
+            content = memoryview(node.id.read_direct_chunk(place)[1])
+            length = _MEASURES[number](content[:length], most + _CHECKSUM * len(filters))
+        elif number != _SHUFFLE:
+            name = _OTHERS.get(number, str(number))
+            raise ValueError(
+                f"how long its chunks are behind the filter {name} can't be checked: write the file anew, with "
+                f"h5repack -f GZIP=4; or, if you trust the file, set TXSTORE_CODECS={name}"
+            )
+        is_measured |= number != _FLETCHER32
+    return int(length)
+
+
+def _deflate(content: memoryview, most: int) -> int:
+    """HDF5 reads one stream, and nothing behind it."""
+    decoder, total, left = zlib.decompressobj(), 0, bytes(content)
+    while not decoder.eof and left and total <= most:
+        total += len(decoder.decompress(left, _PIECE))
+        left = decoder.unconsumed_tail
+    if not decoder.eof and total <= most:
+        total += len(decoder.flush())
+    return total
+
+
+def _lzf(content: memoryview, most: int) -> int:
+    """LZF: a byte below 32 says how many bytes follow it, less one; others say how many to repeat, less two."""
+    at = total = 0
+    while at < len(content) and total <= most:
+        told = content[at]
+        if told < 32:
+            at, total = at + told + 2, total + told + 1
+        elif told < 224:
+            at, total = at + 2, total + (told >> 5) + 2
+        else:
+            at, total = at + 3, total + 9 + (content[at + 1] if at + 1 < len(content) else 0)
+    return total
+
+
+#: Filters by their numbers, which tell how long a chunk is behind them.
+_MEASURES: dict[int, Callable[[memoryview, int], int]] = {
+    1: _deflate,
+    32000: _lzf,
+    32015: partial(bounded_codecs.zstd_size, None),
+}
+
 
 #: HDF5 attributes of arrays, and of scales, that attach scales to dimensions. In Zarr the dimensions have names.
 _OF_ARRAYS, _OF_SCALES = {"DIMENSION_LIST", "REFERENCE_LIST", "DIMENSION_LABELS"}, {"CLASS", "NAME"}
@@ -218,6 +368,10 @@ class Texts:
         """Raise `NotInsideError` unless the attributes of all nodes, to here, fit in memory together."""
         for name in node.attrs:
             attribute = node.attrs.get_id(name)
+            try:
+                _dtype_of(attribute)
+            except ValueError as error:
+                raise NotInsideError(path, f"its attribute {name!r}: {error}") from None
             size = attribute.get_storage_size() if attribute.get_space().get_select_npoints() else 0
             if depth := _depth(attribute.dtype):
                 count = size // 16  # what leads to a heap has 16 bytes
@@ -276,11 +430,12 @@ def nodes_inside(file: Any, texts: Texts, exclude: Sequence[str] = ()) -> Iterat
             raise NotInsideError(path, f"links make more than {_MOST_PATHS} paths to it")
         texts.check_attributes(path, node)
         yield path, node
-        for name in node if isinstance(node, h5py.Group) else ():
+        for name in map(os.fsdecode, node) if isinstance(node, h5py.Group) else ():  # bytes, if they are no UTF-8
             below = f"{path}/{name}" if path else name
             if is_excluded(below, exclude):
                 continue
             try:
+                encode_key(below)
                 waiting.append((below, inside(node, name), (*above, node.id)))
             except ValueError as error:
                 raise NotInsideError(below, str(error)) from None
@@ -305,6 +460,7 @@ def inside(group: Any, name: str) -> Any:
     if h5py.h5o.get_info(node.id).fileno != h5py.h5o.get_info(group.id).fileno:
         raise ValueError("it is a link by way of one to another file")
     if isinstance(node, h5py.Dataset):
+        _dtype_of(node)
         created = node.id.get_create_plist()
         if created.get_layout() == h5py.h5d.VIRTUAL:
             raise ValueError(f"it is a virtual data set, whose values lie elsewhere. {_WHOLE}")
@@ -319,6 +475,14 @@ def inside(group: Any, name: str) -> Any:
                 "at once (2 GiB, or an eighth of its memory). Write a file with smaller chunks, with h5repack -l"
             )
     return node
+
+
+def _dtype_of(holder: Any) -> Any:
+    """Return the data type of a data set or attribute. Raises `ValueError` for one that numpy lacks."""
+    try:
+        return holder.dtype
+    except TypeError as error:
+        raise ValueError(f"numpy has no equivalent of its data type ({error})") from None
 
 
 def check_inside(place: Place, content: Any, exclude: Sequence[str]) -> Any:
@@ -359,9 +523,8 @@ def _h5py() -> Any:
 
 
 def _fill_value(node: Any, array: ForeignArray) -> Any:
-    if array.dtype == node.dtype and node.dtype.kind in "biufc":
-        return node.fillvalue
-    return None
+    value = node.fillvalue
+    return value.decode() if node.dtype.hasobject else value if array.dtype == node.dtype else None
 
 
 def _as_json(value: Any) -> Any:
@@ -380,3 +543,185 @@ def _as_json(value: Any) -> Any:
     if isinstance(value, _h5py().Empty):
         return "" if value.dtype.kind in "OS" else []
     return str(value)
+
+
+#: Given one by one: some versions of open_groups silently ignore `decode_cf=False` and decode.
+_AS_IT_IS: Mapping[str, Any] = {
+    "mask_and_scale": False,
+    "decode_times": False,
+    "decode_timedelta": False,
+    "concat_characters": False,
+    "decode_coords": False,
+    "create_default_indexes": False,  # to make one, all of a coordinate is read, whatever length it declares
+}
+
+#: What xarray takes for an array of texts, also if it has no elements.
+_TEXT = np.dtype("O", metadata={"element_type": str})
+
+
+class NetcdfArrays:
+    """An open NetCDF file, with all its groups."""
+
+    def __init__(self, place: Place, exclude: Sequence[str] = ()) -> None:
+        try:
+            import xarray
+        except ImportError:
+            raise ModuleNotFoundError("NetCDF files are read by xarray: pip install 'txstore[import]'") from None
+        self._opened = None if place.is_local else place.fs.open(place.root, "rb")
+        self._datasets: list[Any] = []  # opened by xarray: only closing these closes the file
+        self._groups: dict[str, Any] = {}
+        self._refused = place.refused
+        self._file: Any = None  # as HDF5
+        try:
+            content = place.root if self._opened is None else self._opened
+            if place.is_netcdf_3():
+                _check_length(place)
+            else:
+                self._file = check_inside(place, content, exclude)
+                if self._opened is not None:
+                    self._opened.seek(0)
+            opened = xarray.open_groups(content, **_AS_IT_IS)
+            self._datasets += opened.values()
+            for path, dataset in opened.items():
+                group = path.strip("/")
+                names = [n for n in dataset.variables if is_excluded(_join(group, str(n)), exclude)]
+                if not is_excluded(group, exclude):
+                    self._groups[group] = dataset.drop_vars(names)
+            self.arrays = {
+                _join(group, name): self._array(_join(group, name), variable)
+                for group, dataset in self._groups.items()
+                for name, variable in dataset.variables.items()
+            }
+        except BaseException as error:
+            self.close()
+            if not isinstance(error, ValueError) or isinstance(error, SourceError):
+                raise
+            raise SourceError(place.url, f"xarray can't read it: {error}. pip install 'txstore[import]'") from error
+
+    def close(self) -> None:
+        for dataset in self._datasets:
+            dataset.close()
+        if self._file is not None:
+            self._file.close()
+        if self._opened is not None:
+            self._opened.close()
+
+    def describe(self, store: Any, shapes: Mapping[str, tuple[int, ...]], chunks: Mapping[str | int, int]) -> None:
+        for group, dataset in self._groups.items():
+            # xarray writes one element of each array, which stands for those that the import copies: it reads no chunk.
+            sample = dataset.isel(dict.fromkeys(dataset.dims, slice(0, 1))).drop_encoding()
+            for name, variable in sample.variables.items():
+                path = _join(group, name)
+                array = self.arrays[path]
+                value, dtype = ("", _TEXT) if _is_text(variable) else (0, variable.dtype)
+                sample[name] = (variable.dims, np.full(variable.shape, value, dtype), variable.attrs)
+                sample[name].encoding = {
+                    "chunks": chunk_shape(
+                        shapes[path],
+                        array.itemsize,
+                        given=dataset.variables[name].encoding.get("chunksizes"),
+                        dimensions=array.dimensions,
+                        wanted=chunks,
+                    )
+                }
+            sample.to_zarr(store, group=group or None, mode="a", consolidated=False)
+
+    def _array(self, path: str, variable: Any) -> ForeignArray:
+        if "_FillValue" in variable.attrs and variable.dtype.kind in "OSTU":
+            raise self._refused(path, "xarray can't open Zarr in which texts have a fill value (_FillValue)")
+
+        def read(selection: Selection) -> Any:
+            values = variable[selection].values
+            return np.asarray(values, dtype=object) if _is_text(variable) else values
+
+        return ForeignArray(
+            shape=variable.shape,
+            dtype="text" if _is_text(variable) else variable.dtype,
+            dimensions=tuple(variable.dims),
+            read=read if self._file is None else of_netcdf(path, self._node(path), read, self._refused),
+            meaning=meaning_of(variable.attrs),
+            itemsize=variable.dtype.itemsize,
+        )
+
+    def _node(self, path: str) -> Any:
+        """Return the data set of a variable. NetCDF has another name for one that is called as a dimension is."""
+        above, _, name = path.rpartition("/")
+        for each in (_join(above, f"_nc4_non_coord_{name}"), path):
+            if each in self._file:
+                return self._file[each]
+        raise self._refused(path, "its values are not found in the file")
+
+
+#: How many bytes a value has, by the number of its type in NetCDF 3.
+_SIZES = {1: 1, 2: 1, 3: 2, 4: 4, 5: 4, 6: 8, 7: 1, 8: 2, 9: 4, 10: 8, 11: 8}
+
+
+def _check_length(place: Place) -> None:
+    """Raise `SourceError` if a file of NetCDF 3 is shorter than its header says.
+
+    For values that a shorter file lacks, the library of NetCDF returns others of the file, and zeros.
+    """
+    size = place.file().size
+    with place.fs.open(place.root, "rb") as file:
+        try:
+            length = _length_of_netcdf_3(file)
+        except (ValueError, LookupError, OverflowError, OSError) as error:
+            raise SourceError(place.url, f"the header of this NetCDF file can't be understood ({error!r})") from None
+    if length > size:
+        raise SourceError(place.url, f"it is cut off: it has {size:,} bytes, and its header says {length:,}")
+
+
+def _length_of_netcdf_3(file: Any) -> int:
+    """Return where the last value ends, in bytes: "The NetCDF Classic Format Specification"."""
+    version = file.read(4)[3]
+    wide, far = 8 if version == 5 else 4, 4 if version == 1 else 8
+
+    def number(size: int = wide) -> int:
+        content = file.read(size)
+        if len(content) < size:
+            raise ValueError("it ends in its header")
+        return int.from_bytes(content, "big")
+
+    def skip(size: int) -> None:
+        file.seek(-(-size // 4) * 4, 1)
+
+    def skip_attributes() -> None:
+        number(4)
+        for _ in range(number()):
+            skip(number())
+            kind = number(4)
+            skip(number() * _SIZES[kind])
+
+    records = number()
+    if records == (1 << 8 * wide) - 1:  # as many as there is room for
+        records = 0
+    number(4)
+    sides = []
+    for _ in range(number()):
+        skip(number())
+        sides.append(number())
+    skip_attributes()
+    number(4)
+    ends, of_records = [0], []
+    for _ in range(number()):
+        skip(number())
+        shape = [sides[number()] for _ in range(number())]
+        skip_attributes()
+        item = _SIZES[number(4)]
+        number()
+        begin = number(far)
+        if shape and not shape[0]:  # the dimension without a limit
+            of_records.append((begin, item * math.prod(shape[1:])))
+        else:
+            ends.append(begin + item * math.prod(shape))
+    # A record has a part of each, padded unless it is the only one.
+    whole = sum(-(-size // 4) * 4 if len(of_records) > 1 else size for _, size in of_records)
+    return max([*ends, *[begin + (records - 1) * whole + size for begin, size in of_records if records]])
+
+
+def _join(group: str, name: str) -> str:
+    return f"{group}/{name}" if group else name
+
+
+def _is_text(variable: Any) -> bool:
+    return variable.dtype.kind in "OUT"

@@ -6,7 +6,7 @@ import os
 import time
 from collections.abc import Mapping, Sequence
 from contextlib import closing
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 from zarr.abc.store import Store
@@ -16,10 +16,11 @@ from txstore.errors import CorruptionError, SourceError
 from txstore.format.consolidated import plain_document
 from txstore.format.keys import document_key, is_document
 from txstore.interchange import zarr_arrays
-from txstore.interchange.arrays import ForeignArray, ForeignArrays, blocks, copy_array, same
+from txstore.interchange.arrays import ForeignArray, blocks, copy_array, same
 from txstore.interchange.concealing import concealing
+from txstore.interchange.hdf5_arrays import Hdf5Arrays, NetcdfArrays
 from txstore.interchange.import_targets import PROPERTY, check_free, check_same_import, checked_path, documents_at
-from txstore.interchange.places import FORMATS, HDF5, NETCDF, ZARR, ForeignFile, Place, Source, places, stamp
+from txstore.interchange.places import FORMATS, NETCDF, ZARR, ForeignFile, Place, Source, places, stamp
 from txstore.progress import Progress
 from txstore.store import TxStore
 from txstore.transactions.transaction import Transaction
@@ -75,7 +76,7 @@ def import_from(
         check_same_import(repo, name, told)
         if not replace:
             check_free(repo, store, job.path)
-        _Import(job, store, files, resuming=name is not None, progress=progress).run()
+        _Import(job, store, files, name is not None, progress).run()
         if job.description(job.files()) != told[PROPERTY]:
             raise SourceError(found[0].url, "the source has changed while it was imported: let its writers end first")
         # This import has compared what an interrupted one had staged.
@@ -106,16 +107,10 @@ class _Job:
             return [zarr_arrays.hierarchy_files(place, self.exclude) for place in self.places]
         return [{"": place.file()} for place in self.places]
 
-    def open(self, place: Place) -> ForeignArrays:
-        if self.format == NETCDF:
-            from txstore.interchange.netcdf_arrays import NetcdfArrays
-
-            return NetcdfArrays(place, self.exclude)
-        if self.format == HDF5:
-            from txstore.interchange.hdf5_arrays import Hdf5Arrays
-
-            return Hdf5Arrays(place, self.exclude)
-        return zarr_arrays.ZarrArrays(place, self.exclude)
+    def open(self, place: Place) -> zarr_arrays.ZarrArrays | Hdf5Arrays | NetcdfArrays:
+        if self.format == ZARR:
+            return zarr_arrays.ZarrArrays(place, self.exclude)
+        return (NetcdfArrays if self.format == NETCDF else Hdf5Arrays)(place, self.exclude)
 
     def description(self, found: Sequence[Mapping[str, ForeignFile]]) -> dict[str, Any]:
         """Return the description of the import for the commit; a resumed import must have the same."""
@@ -137,29 +132,22 @@ class _Job:
 # --- copying
 
 
+@dataclass
 class _Import:
     """One import: stages the files of a job into a store."""
 
-    def __init__(
-        self,
-        job: _Job,
-        store: TxStore,
-        files: Sequence[Mapping[str, ForeignFile]],
-        *,
-        resuming: bool,
-        progress: Progress | None,
-    ) -> None:
-        self._job = job
-        self._store = store
-        self._files = files
-        self._resuming = resuming
-        self._progress = progress
-        self._done, self._total, self._kept_at = 0, 0, time.monotonic()
+    _job: _Job
+    _store: TxStore
+    _files: Sequence[Mapping[str, ForeignFile]]
+    _resuming: bool
+    _progress: Progress | None
+    _done = _total = 0
+    _kept_at: float = field(default_factory=time.monotonic)
 
     def _advance(self, count: int) -> None:
         transaction = self._store.mapping
         if self._resuming and isinstance(transaction, Transaction) and time.monotonic() - self._kept_at >= KEEP_EVERY:
-            transaction.participation.seal()
+            transaction.lifecycle.seal()
             self._kept_at = time.monotonic()
         self._done += count
         if self._progress is not None:

@@ -1,5 +1,6 @@
-"""Reads manifests: which bytes of which files hold the keys of a Zarr hierarchy. kerchunk's, as JSON or Parquet.
+"""`Repository.import_references`: imports chunks of other files by reference, without a copy, in one transaction.
 
+A manifest says which bytes of which files hold the keys of a Zarr hierarchy: kerchunk's, as JSON or Parquet.
 VirtualiZarr writes both. A manifest is not trusted: this module runs no template in it, and opens no file that it
 names.
 """
@@ -14,16 +15,36 @@ import math
 import os
 import posixpath
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import cache
 from importlib.util import find_spec
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from txstore.codecs import bounded_codecs
+from txstore.commit import MAIN, Commit
 from txstore.errors import SourceError
-from txstore.format.keys import node_of_document
-from txstore.interchange.concealing import concealed
-from txstore.interchange.places import Place
+from txstore.format.consolidated import is_consolidated, plain_document
+from txstore.format.encoding import Reader
+from txstore.format.keys import document_key, is_document, node_of_document
+from txstore.interchange.concealing import concealed, concealing
+from txstore.interchange.import_targets import (
+    PROPERTY,
+    check_documents,
+    check_free,
+    check_same_import,
+    checked_path,
+    documents_at,
+)
+from txstore.interchange.places import ForeignFile, Place, stamp
+from txstore.progress import Progress
+from txstore.storage.foreign_files import Sources
+from txstore.storage.foreign_values import FileVersion, canonical
 from txstore.storage.objects.urls import check_slashes
+from txstore.storage.request_threads import in_parallel
+
+if TYPE_CHECKING:
+    from txstore.store import OpenedRepository
+
 
 _TEMPLATE = re.compile(r"\{\{\s*(\w+)\s*\}\}")
 _PARQUET = b'"record_size"'
@@ -32,8 +53,16 @@ _RECORDS = re.compile(r"(?P<node>.+)/refs\.(?P<number>0|[1-9][0-9]*)\.parq")
 _COLUMNS = ("path", "offset", "size", "raw")
 #: How many rows a table has at most: in a few kilobytes it may have any number.
 _MOST_ROWS = 1 << 20
-#: How many bytes a table has at most, before it was compressed, and the values in it.
+#: How many bytes a table has at most, before it was compressed.
 _MOST_BYTES = 1 << 30
+#: What a row takes in memory beside its texts, in bytes: all tables of a manifest together fit in memory.
+_ROW = 128
+#: Parquet's numbers for a column of texts, and for those of other types whose values are short.
+_TEXT, _SHORT = 6, (0, 1, 2, 4, 5)
+#: Parquet's numbers for encodings that unpack to no more than a page has: plain, and by a dictionary.
+_ENCODINGS = (0, 2, 3, 8)
+#: In the header of a page, which field describes each kind of page, and which field of that names the encoding.
+_PAGES = ((5, 2), (7, 2), (8, 4))
 #: How many characters a URL has at most: templates, and tables in Parquet files, make long ones of few bytes.
 _LONGEST_URL = 4096
 
@@ -58,6 +87,7 @@ class Manifest:
         self._entries = entries
         self._templates = templates
         self._absolute = cache(self._absolute_url)  # most entries name the file of the one before
+        self._left = bounded_codecs.MOST_IN_MEMORY  # for the characters of all URLs
 
     def items(self) -> Iterator[tuple[str, bytes | FileRange]]:
         for key in self._entries:
@@ -90,6 +120,9 @@ class Manifest:
         if len(url) + sum(len(filled(each)) for each in _TEMPLATE.finditer(url)) > _LONGEST_URL:
             raise SourceError(self.url, f"a URL in it has more than {_LONGEST_URL:,} characters, with its templates")
         url = _TEMPLATE.sub(filled, url)
+        self._left -= len(url)
+        if self._left < 0:
+            raise SourceError(self.url, "its URLs, with their templates, are longer than memory: split the manifest")
         if "{{" in url:
             reason = "a URL in it has a template that is more than a name in braces: write it out"
             raise SourceError(self.url, reason)
@@ -182,30 +215,40 @@ def _parquet(place: Place) -> dict[str, Any]:
     except (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RecursionError) as error:
         raise SourceError(place.url, f"its .zmetadata can't be understood ({error!r})") from None
     entries: dict[str, Any] = dict(documents)
+    left = bounded_codecs.MOST_IN_MEMORY
     for name in place.files():
         found = _RECORDS.fullmatch(name)
         if found is not None and found["node"] in grids:
-            for row, entry in _rows(place, name):
+            columns = _columns(place, name)
+            left -= sum(_ROW + sum(len(each) for each in row if isinstance(each, bytes | str)) for row in columns)
+            if left < 0:
+                reason = f"its tables up to {name!r} have more than {bounded_codecs.MOST_IN_MEMORY:,} bytes"
+                raise SourceError(place.url, f"{reason}: split the manifest")
+            for row, entry in _entries_of(columns):
                 key = _chunk(grids[found["node"]], int(found["number"]) * size + row)
                 if row < size and key is not None:
                     entries[f"{found['node']}/{key}"] = entry
     return entries
 
 
-def _rows(place: Place, name: str) -> Iterator[tuple[int, Any]]:
-    """Yield the number and the entry of each row of a file that is no empty one. Raises `SourceError`."""
+def _columns(place: Place, name: str) -> list[tuple[Any, ...]]:
+    """Return the rows of a table, as `_COLUMNS` has its columns. Raises `SourceError`."""
     try:
-        columns = (_by_pyarrow if find_spec("pyarrow") is not None else _by_fastparquet)(place.read(name))
+        content = place.read(name)
+        _check_parquet(content)
+        columns = (_by_pyarrow if find_spec("pyarrow") is not None else _by_fastparquet)(content)
     except ImportError as error:
         reason = f"to read Parquet files, a package is missing: pip install pandas pyarrow ({error})"
         raise ModuleNotFoundError(f"{place.url}: {reason}") from None
     except Exception as error:  # the libraries raise many kinds for a damaged file
         raise SourceError(place.url, f"{name!r} can't be read ({error!r}): write the manifest again") from error
     count = max(map(len, columns.values()), default=0)
-    found = [columns.get(each, [None] * count) for each in _COLUMNS]
-    if sum(len(raw) for raw in found[-1] if isinstance(raw, bytes | str)) > _MOST_BYTES:
-        raise SourceError(place.url, f"the values in {name!r} have more than {_MOST_BYTES:,} bytes")
-    for row, (path, offset, length, raw) in enumerate(zip(*found, strict=True)):
+    return list(zip(*(columns.get(each, [None] * count) for each in _COLUMNS), strict=True))
+
+
+def _entries_of(rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
+    """Yield the number and the entry of each row that is no empty one."""
+    for row, (path, offset, length, raw) in enumerate(rows):
         if isinstance(raw, bytes | str):
             yield row, raw
         elif isinstance(path, str):
@@ -218,8 +261,6 @@ def _by_pyarrow(content: bytes) -> dict[str, list[Any]]:
     from pyarrow.parquet import ParquetFile
 
     opened = ParquetFile(io.BytesIO(content))
-    metadata = opened.metadata
-    _check_parquet(metadata.num_rows, [metadata.row_group(at).total_byte_size for at in range(metadata.num_row_groups)])
     columns = [each for each in _COLUMNS if each in opened.schema_arrow.names]
     texts = [each for each in columns if each in ("path", "raw")]
     table = ParquetFile(io.BytesIO(content), read_dictionary=texts).read(columns=columns)
@@ -239,16 +280,78 @@ def _by_fastparquet(content: bytes) -> dict[str, list[Any]]:
     from fastparquet import ParquetFile
 
     opened = ParquetFile(io.BytesIO(content))
-    _check_parquet(opened.count(), [group.total_byte_size for group in opened.row_groups])
     table = opened.to_pandas(columns=[each for each in _COLUMNS if each in opened.columns])
     return {name: table[name].tolist() for name in table}
 
 
-def _check_parquet(rows: int, sizes: Sequence[int]) -> None:
+def _check_parquet(content: bytes) -> None:
+    """Raise `ValueError`, or another error, for a table that takes more memory than it may.
+
+    The libraries believe each page how long it is, whatever the end of the file says of all pages.
+    """
+    begin = len(content) - 8 - int.from_bytes(content[-8:-4], "little")
+    if begin < 0 or content[-4:] != b"PAR1":
+        raise ValueError("it is no Parquet file, or was cut off")
+    footer = _thrift(Reader(content, begin))
+    rows = max(footer[3], sum(group[3] for group in footer[4]))
     if rows > _MOST_ROWS:
         raise ValueError(f"it has {rows:,} rows: write at most {_MOST_ROWS:,} to a file (record_size)")
-    if sum(sizes) > _MOST_BYTES:
+    repeated = {element[4] for element in footer[2] if element.get(3) == 2 or element.get(5)}
+    told = [column[3] for group in footer[4] for column in group[1]]
+    if sum(_unpacked(content, each, repeated) for each in told if each[3][0].decode() in _COLUMNS) > _MOST_BYTES:
         raise ValueError(f"it has more than {_MOST_BYTES:,} bytes: write fewer rows to a file (record_size)")
+
+
+def _unpacked(content: bytes, column: Mapping[int, Any], repeated: Set[bytes]) -> int:
+    """Return how many bytes the pages of a column unpack to. Raises for values that may be longer than those."""
+    name = column[3][0]
+    if len(column[3]) > 1 or name in repeated or column[1] not in (_TEXT, *_SHORT):
+        raise ValueError(f"{name!r} is no column of plain numbers or texts")
+    if column[1] == _TEXT and name in (b"offset", b"size"):
+        raise ValueError(f"{name!r} is no column of numbers")
+    begin, dictionary, total = column[9], column.get(11) or 0, 0
+    reader = Reader(content, dictionary if 0 < dictionary < begin else begin)
+    end = reader.position + column[7]
+    while reader.position < end:
+        page = _thrift(reader)
+        encodings = [page[kind][field] for kind, field in _PAGES if kind in page]
+        if page[2] < 0 or not set(encodings) <= set(_ENCODINGS):
+            raise ValueError(f"{name!r} has a page that is neither plain nor by a dictionary")
+        reader.take(page[3])
+        total += page[2]
+    return total
+
+
+def _thrift(reader: Reader) -> dict[int, Any]:
+    """Return the fields of a struct by their numbers, as Thrift's compact protocol has it."""
+    found: dict[int, Any] = {}
+    number = 0
+    while head := reader.take(1)[0]:
+        number = number + (head >> 4) if head >> 4 else _thrift_value(reader, 4)
+        found[number] = _thrift_value(reader, head & 15)
+    return found
+
+
+def _thrift_value(reader: Reader, kind: int, *, in_list: bool = False) -> Any:
+    match kind:
+        case 1 | 2:
+            return reader.take(1) if in_list else kind == 1
+        case 3:
+            return reader.take(1)
+        case 4 | 5 | 6:
+            number = reader.varint()
+            return number >> 1 ^ -(number & 1)
+        case 7:
+            return reader.take(8)
+        case 8:
+            return reader.take(reader.varint())
+        case 9:
+            head = reader.take(1)[0]
+            count = reader.varint() if head >> 4 == 15 else head >> 4
+            return [_thrift_value(reader, head & 15, in_list=True) for _ in range(count)]
+        case 12:
+            return _thrift(reader)
+    raise ValueError(f"a value of kind {kind} is in its description")
 
 
 def _chunk(grid: Sequence[int], number: int) -> str | None:
@@ -260,3 +363,105 @@ def _chunk(grid: Sequence[int], number: int) -> str | None:
         number, place = divmod(number, count)
         index.append(str(place))
     return ".".join(reversed(index)) or "0"
+
+
+_ROOTS = ("zarr.json", ".zgroup", ".zarray")
+
+
+@concealing
+def import_references(
+    repo: OpenedRepository,
+    manifest: str | os.PathLike[str] | Mapping[str, Any],
+    path: str = "",
+    *,
+    branch: str = MAIN,
+    message: str | None = None,
+    name: str | None = None,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Commit:
+    """See `Repository.import_references`."""
+    path = checked_path(path)
+    opened = open_manifest(manifest, storage_options)
+    entries = _entries(opened)
+    files = _look(repo.engine.sources, opened, entries)
+    lengths = {
+        key: repo.engine.sources.range_of(files[entry.url], entry.offset, entry.length).length
+        for key, entry in entries.items()
+        if isinstance(entry, FileRange)
+    }
+    check_documents(opened.url, lengths)
+    told = {PROPERTY: _description(opened, path, files, lengths)}
+    done, total = 0, sum(lengths.values())
+    message = message or f"references of {opened.url}"
+    with repo.transaction(message, name=name, branch=branch, properties=told) as store:
+        check_same_import(repo, name, told)
+        check_free(repo, store, path)
+        documents: dict[str, bytes] = {}
+        for key, entry in entries.items():
+            if not is_document(key):
+                continue
+            if isinstance(entry, bytes):
+                documents[key] = entry
+            else:
+                found = repo.engine.sources.range_of(files[entry.url], entry.offset, entry.length)
+                documents[key] = plain_document(key, bytes(repo.engine.sources.read(found)))
+        for target, content in documents_at(store, path, documents, opened.url).items():
+            store[target] = content
+        for key, entry in entries.items():
+            target = document_key(path, key)
+            if isinstance(entry, bytes):
+                if key not in documents:
+                    store[target] = entry
+                continue
+            if key not in documents:
+                file = files[entry.url]
+                store.set_reference(target, file.url, entry.offset, entry.length, size=file.size, version=file.version)
+            done += lengths[key]
+            if progress is not None:
+                progress(done, total)
+        made = store.commit(allow_lost=name is not None)
+        assert made is not None  # it has a message
+        return made
+
+
+def _entries(manifest: Manifest) -> dict[str, bytes | FileRange]:
+    """Return the entry of each key, without consolidated metadata, which repeats every shape."""
+    found: dict[str, bytes | FileRange] = {}
+    for key, entry in manifest.items():
+        if not is_consolidated(key):
+            found[key] = plain_document(key, entry) if isinstance(entry, bytes) else entry
+    if not any(root in found for root in _ROOTS):
+        raise SourceError(manifest.url, f"this is no manifest of a Zarr hierarchy: it has none of {', '.join(_ROOTS)}")
+    return found
+
+
+def _look(sources: Sources, manifest: Manifest, entries: Mapping[str, bytes | FileRange]) -> dict[str, FileVersion]:
+    """Return the present version of each file, by its URL in the manifest, with one look per file."""
+    urls = list(dict.fromkeys(entry.url for entry in entries.values() if isinstance(entry, FileRange)))
+    names = {url: canonical(url) for url in urls}
+
+    def look(name: str) -> FileVersion:
+        try:
+            return sources.look(name)
+        except (FileNotFoundError, NotADirectoryError):
+            raise SourceError(name, f"{manifest.url} refers to it, and there is no such file") from None
+
+    distinct = list(dict.fromkeys(names.values()))
+    found = dict(zip(distinct, in_parallel(look, distinct), strict=True))
+    return {url: found[name] for url, name in names.items()}
+
+
+def _description(
+    manifest: Manifest, path: str, files: Mapping[str, FileVersion], lengths: Mapping[str, int]
+) -> dict[str, Any]:
+    distinct = sorted(set(files.values()))
+    return {
+        "format": "references",
+        "source": manifest.url,
+        "files": len(distinct),
+        "references": len(lengths),
+        "bytes": sum(lengths.values()),
+        "stamp": stamp([ForeignFile(*file) for file in distinct]),
+        "path": path,
+    }

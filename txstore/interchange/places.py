@@ -3,19 +3,25 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import errno
 import hashlib
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+import threading
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Set
 from dataclasses import dataclass, replace
+from functools import partial
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any, TypeAlias
 from urllib.parse import unquote
 
+from fsspec.archive import AbstractArchiveFileSystem
 from fsspec.core import split_protocol
 from fsspec.implementations.local import LocalFileSystem
+from fsspec.implementations.zip import ZipFileSystem
 from fsspec.utils import infer_compression
 from zarr.abc.store import Store
 from zarr.buffer import default_buffer_prototype
@@ -25,7 +31,7 @@ from txstore._native import local
 from txstore.codecs import bounded_codecs
 from txstore.errors import SourceError
 from txstore.storage.foreign_values import version_of
-from txstore.storage.objects.urls import LOCAL, check_slashes, missing_package, public
+from txstore.storage.objects.urls import LOCAL, archives_of, check_slashes, missing_package, public
 from txstore.storage.request_threads import in_parallel
 from txstore.storage.tree import real_path
 from txstore.zarr_private import zarr_sync
@@ -43,7 +49,7 @@ _NETCDF_3 = (b"CDF\x01", b"CDF\x02", b"CDF\x05")
 _NETCDF_NAMES = (".nc", ".nc4", ".cdf", ".netcdf")
 #: fsspec's caching protocols.
 _CACHES = {"blockcache", "cached", "filecache", "simplecache"}
-_WEB, _ARCHIVES = {"http", "https"}, {"zip", "tar"}
+_WEB = {"http", "https"}
 #: For how many sizes an import asks an open store at a time.
 _AT_A_TIME = 64
 #: How a zip file packs what is unpacked as far as it is asked for: not at all, and by deflate. None: of other files.
@@ -114,6 +120,8 @@ def _leads_out(name: str) -> str:
 class Place:
     """A directory or file at a URL."""
 
+    _listed: Mapping[str, int] = MappingProxyType({})  # of the files below here, when they were last listed
+
     def __init__(self, url: str | os.PathLike[str], options: Mapping[str, Any] | None = None) -> None:
         from fsspec.core import url_to_fs
 
@@ -133,9 +141,21 @@ class Place:
         self.root = path.rstrip("/") or path
         self._guard()
 
+    @classmethod
+    def _of(cls, fs: Any, root: str, url: str) -> Place:
+        found = cls.__new__(cls)
+        found.fs, found.root, found.url = fs, root, url
+        found._guard()
+        return found
+
     def _guard(self) -> None:
         if self.is_local:
             self.fs = _FilesBelow(self.root)
+        elif "cat_file" not in vars(self.fs) and not (
+            self.fs.async_impl and getattr(self.fs, "fs", self.fs).async_impl
+        ):
+            turns: Any = contextlib.nullcontext() if isinstance(self.fs, ZipFileSystem) else threading.Lock()
+            self.fs.cat_file = partial(_cat_in_turn, self.fs, turns, self.fs.cat_file)
 
     def __repr__(self) -> str:
         return f"<Place {self.url}>"
@@ -158,7 +178,7 @@ class Place:
 
     @property
     def _is_archive(self) -> bool:
-        return self._has_protocol(_ARCHIVES)
+        return _is_archive(self.fs)
 
     @property
     def _above(self) -> str:
@@ -195,7 +215,9 @@ class Place:
             found = self._of_web(found)
         for name, info in found.items():
             self._check_unpacked(name, info)
-        return {name: ForeignFile.of({**found[name], "name": self.path(name)}) for name in sorted(found) if name}
+        files = {name: ForeignFile.of({**found[name], "name": self.path(name)}) for name in sorted(found) if name}
+        self._listed = {name: file.size for name, file in files.items()}
+        return files
 
     def _of_web(self, links: Mapping[str, Any]) -> dict[str, Mapping[str, Any]]:
         """Return what a server says of the files that its pages lead to: a page says neither size nor version."""
@@ -247,10 +269,12 @@ class Place:
 
     def read(self, key: str) -> bytes:
         if self._is_archive:
-            info = self.fs.info(self.path(key))
-            self._check_unpacked(key, info)
-            with self.fs.open(self.path(key), "rb") as file:  # unpacked as far as it is told to be long
-                return bytes(file.read(info["size"]))
+            self._check_unpacked(key, self.fs.info(self.path(key)))
+        if self._is_web:
+            from txstore.interchange.web_sources import no_more_than  # late: it needs aiohttp
+
+            with no_more_than(self._listed.get(key)):
+                return bytes(self.fs.cat_file(self.path(key)))
         return bytes(self.fs.cat_file(self.path(key)))
 
     def store(self) -> Any:
@@ -258,7 +282,7 @@ class Place:
         if self._is_web:
             from txstore.interchange.web_sources import PagesAsStore  # late: it needs aiohttp
 
-            return PagesAsStore(self.fs, self.root)
+            return PagesAsStore(self.fs, self.root, self._listed)
         return self.fs.get_mapper(self.root)
 
     def has(self, key: str) -> bool:
@@ -302,16 +326,29 @@ class Place:
         raise SourceError(self.url, "this is neither Zarr nor NetCDF nor HDF5")
 
 
+def _cat_in_turn(
+    fs: Any, turns: Any, cat_file: Callable[..., bytes], path: str, start: Any = None, end: Any = None, **_: Any
+) -> bytes:
+    """Read a file of a file system whose files have one position, or connection. Two threads got each other's bytes.
+
+    A file of an archive is unpacked as far as it is told to be long.
+    """
+    with turns:
+        return cat_file(path, start, fs.info(path)["size"] if end is None and _is_archive(fs) else end)
+
+
+def _is_archive(fs: Any) -> bool:
+    return isinstance(fs, AbstractArchiveFileSystem)
+
+
 def _check_layers(address: str) -> None:
     """Raise `SourceError` for a chained URL of which a layer is believed before what it says can be checked."""
-    links = address.split("::")
-    protocols = [each.partition("://")[0] for each in links]
-    if "reference" in protocols:
+    archives = archives_of(address)
+    if "reference" in archives:
         reason = "a manifest may name any file: give the manifest itself to import_references, and sources="
         raise SourceError(public(address), reason)
-    archives = [each for each in protocols if each in _ARCHIVES]
-    is_packed_twice = len(archives) > 1 or (archives == ["tar"] and any(map(infer_compression, links)))
-    if is_packed_twice or "libarchive" in protocols:
+    is_packed_twice = len(archives) > 1 or (archives == ["tar"] and any(map(infer_compression, address.split("::"))))
+    if is_packed_twice or "libarchive" in archives:
         reason = "a zip archive of files or a tar archive that is not compressed can be read: unpack others yourself"
         raise SourceError(public(address), reason)
 
@@ -373,6 +410,10 @@ def places(sources: Iterable[Source], options: Mapping[str, Any] | None) -> list
         source = given
         if isinstance(given, ZipStore) and isinstance(given.path, Path):
             source = f"zip::{given.path}"  # of which no file takes more memory than it may
+        elif isinstance(given, ZipStore) and given.read_only:
+            packed = ZipFileSystem(contextlib.nullcontext(given._fileobj))  # which the caller closes
+            found.append(Place._of(packed, "", type(given).__name__))
+            continue
         if isinstance(source, Store) and not isinstance(source, LocalStore):
             found.append(OpenStore(source))
             continue
@@ -386,11 +427,8 @@ def places(sources: Iterable[Source], options: Mapping[str, Any] | None) -> list
         for match in matches:
             if place.is_local:
                 _check_links(match, os.path.dirname(place.root.partition("*")[0].partition("?")[0].partition("[")[0]))
-            one = Place.__new__(Place)
-            one.fs, one.root = place.fs, match
-            one.url = match if place.is_local else public(place.fs.unstrip_protocol(match))
-            one._guard()
-            found.append(one)
+            url = match if place.is_local else public(place.fs.unstrip_protocol(match))
+            found.append(Place._of(place.fs, match, url))
     return found
 
 
@@ -414,10 +452,17 @@ def _found_below(fs: Any, root: str) -> Iterator[tuple[str, Mapping[str, Any]]]:
     """Yield the files below a path, each with its listing. Raises `OSError` if a directory can't be listed.
 
     fsspec's own `walk`, on which most of its `find` methods rely, takes such a directory for empty. An object store has
-    a `find` of its own, which raises, and needs one request per thousand files instead of one per directory.
+    a `find` of its own, which raises, and needs one request per thousand files instead of one per directory. An archive
+    is gone through once: it would be for each of its directories.
     """
     from fsspec.asyn import AsyncFileSystem
 
+    if _is_archive(fs):
+        fs.info("")
+        for path, info in fs.dir_cache.items():
+            if info["type"] != "directory" and (not root or f"{path}/".startswith(f"{root}/")):
+                yield path, info
+        return
     if isinstance(fs, AsyncFileSystem) and type(fs)._find is not AsyncFileSystem._find:
         yield from fs.find(root, detail=True).items()
         return

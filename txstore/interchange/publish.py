@@ -4,42 +4,195 @@ The order makes creation and append atomic to clients that read consolidated met
 of the nodes, and last the consolidated metadata at the root, each by one replacement. Arrays that shrink and nodes that
 go are handled in the reverse order, after the root. Each step is durable before the next begins, and a hidden file
 records progress: a publisher that was killed anywhere is simply run again.
+
+The publisher trusts that file only at the place where it was written, and only if it fits: the repository's history has
+the commits, and the documents at the root of the copy are the ones that were written. A key in a copy is as in the
+commit of the first mark that covers it. Marks of attempts cover the chunks up to a key, in the order of keys; the mark
+of the finished copy covers all.
+
+`Repository.export` writes one commit, byte for byte; until it is complete, it can't be opened. Only the consolidated
+metadata at the root are added, because readers look for them: the repository has none.
 """
 
 from __future__ import annotations
 
+import json
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, suppress
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
+from functools import cached_property
 from itertools import islice
 from typing import TYPE_CHECKING, Any
 
 from txstore.commit import MAIN, Commit
-from txstore.errors import CommitNotFoundError, CorruptionError, PublishError, SnapshotExpiredError
+from txstore.errors import CommitNotFoundError, CorruptionError, ExportError, PublishError, SnapshotExpiredError
 from txstore.format import packfile
 from txstore.format.consolidated import consolidate, decoded, documents_of, is_consolidated, plain_document
 from txstore.format.encoding import crc32c
-from txstore.format.keys import is_document, stored_key
+from txstore.format.keys import directory_prefix, is_document, stored_key
+from txstore.history.find import At
+from txstore.history.snapshot import Snapshot
 from txstore.interchange.concealing import concealing
 from txstore.interchange.destinations import (
     Destination,
     bits_of_copies,
     check_outside,
+    check_tree,
     found_marker,
     is_place,
     open_destination,
     put,
 )
-from txstore.interchange.published_state import STATE, Mark, State, witnesses_of
+from txstore.interchange.zarr_arrays import in_parallel
 from txstore.progress import Progress
 from txstore.segments.replaced import read_records
 from txstore.segments.runs import Found, Listed
 
 if TYPE_CHECKING:
+    from typing import Self
+
+    from txstore.commit import Commit
     from txstore.history.snapshot import Snapshot
     from txstore.store import OpenedRepository
+
+
+#: Says what is being exported here; gone when all is there.
+MARKER = ".txstore-export"
+
+
+@dataclass(frozen=True, slots=True)
+class Export:
+    """What an export has written."""
+
+    commit: Commit
+    keys: int
+    bytes: int
+    written: int  # bytes; the others were there, from a run that was interrupted
+    is_unchanged: bool = False  # all was there, whole: an export that had been finished
+
+
+@concealing
+def export(
+    repo: OpenedRepository,
+    destination: str | os.PathLike[str],
+    *,
+    at: At | None = None,
+    branch: str = MAIN,
+    tag: str | None = None,
+    path: str = "",
+    consolidated: bool = True,
+    verify: bool = True,
+    storage_options: Mapping[str, Any] | None = None,
+    progress: Progress | None = None,
+) -> Export:
+    """See `Repository.export`."""
+    snapshot = repo.mapping(at, branch=branch, tag=tag)
+    at_most = bits_of_copies(repo.engine.storage)
+    target = open_destination(destination, storage_options, durable=False, at_most=at_most, refused=ExportError)
+    commit = snapshot.commit
+    if commit is None:
+        raise CommitNotFoundError(repo.url, advice="there is no commit yet, so there is nothing to export")
+    prefix = directory_prefix(path)
+    sizes = {key.removeprefix(prefix): snapshot.size_of(key) or 0 for key in snapshot.keys_below(path)}
+    if not sizes:
+        raise ExportError(target.url, f"there is nothing at {path or '/'!r} in {commit}; look at the path")
+    check_tree(target, sizes)
+    if MARKER in sizes:
+        raise ExportError(target.url, f"the key {MARKER!r} is the name of a file that export needs: delete it")
+    check_outside(target, repo.url)
+    made = consolidate(documents_of(snapshot, path)) if consolidated else {}
+    sizes |= {key: len(content) for key, content in made.items()}
+    copying = _Export(snapshot, target, prefix, sizes, made, verify, progress)
+    with target.alone():
+        if copying.is_finished():
+            return Export(commit, len(sizes), copying.total, 0, is_unchanged=True)
+        told = {"repository": repo.id, "commit": commit.id, "path": prefix, "consolidated": consolidated}
+        copying.there = _begin(target, told)
+        # Chunks, then arrays, then groups, the root last: what can be opened is whole.
+        for keys in _in_order(sizes):
+            copying.copy(keys)
+        target.delete([MARKER])
+    return Export(commit, len(sizes), copying.total, copying.written)
+
+
+def _begin(target: Destination, told: Mapping[str, Any]) -> frozenset[str]:
+    """Say what is being exported, and return which keys are there, from a run before.
+
+    Raises `ExportError` if something else is there.
+    """
+    place = target.place()
+    marker = found_marker(target, MARKER)
+    if marker is None:
+        target.write_marker(MARKER, json.dumps({**told, "place": place}).encode())
+        return frozenset()
+    try:
+        before = json.loads(marker)
+        there = before.pop("place")
+    except (ValueError, LookupError, AttributeError, TypeError, RecursionError):
+        before = there = None
+    if before != told or not is_place(there, place):
+        raise ExportError(target.url, "another export was begun here; delete it, or choose another place")
+    return frozenset(target.list())
+
+
+def _in_order(sizes: Mapping[str, int]) -> Iterable[list[str]]:
+    documents = [key for key in sizes if is_document(key)]
+    yield [key for key in sizes if not is_document(key) and not is_consolidated(key)]
+    # The deepest first; of format 2 the attributes before what says that there is a node.
+    for depth in sorted({key.count("/") for key in documents}, reverse=True):
+        for names in ((".zattrs",), ("zarr.json", ".zarray", ".zgroup")):
+            yield [key for key in documents if key.count("/") == depth and key.rpartition("/")[2] in names]
+    yield [key for key in sizes if is_consolidated(key)]
+
+
+@dataclass
+class _Export:
+    _snapshot: Snapshot
+    _target: Destination
+    _prefix: str
+    _sizes: Mapping[str, int]
+    _made: Mapping[str, bytes]  # in place of what the snapshot has
+    _verify: bool
+    _progress: Progress | None
+    there: Collection[str] = ()  # from a run before
+    done = written = 0
+
+    @cached_property
+    def total(self) -> int:
+        return sum(self._sizes.values())
+
+    def is_finished(self) -> bool:
+        """Tell whether a run before has written all of it, and nothing was changed since. Each value is compared."""
+        there = islice(self._target.list(), len(self._sizes) + 1)  # no more of what is something else
+        if self._target.read_marker(MARKER) is not None or set(there) != self._sizes.keys():
+            return False
+
+        def is_there(key: str) -> bool:
+            return self._target.read(key) == self._value(key)
+
+        # Documents first: of another commit or path they differ.
+        keys = sorted(self._sizes, key=is_document, reverse=True)
+        return all(found for _, found in in_parallel(is_there, keys, self._sizes.__getitem__))
+
+    def copy(self, keys: Iterable[str]) -> None:
+        for key, written in in_parallel(self._copy, keys, self._sizes.__getitem__):
+            self.done += self._sizes[key]
+            self.written += written
+            if self._progress is not None:
+                self._progress(self.done, self.total)
+
+    def _copy(self, key: str) -> int:
+        """Return how many bytes had to be written."""
+        value = self._value(key)
+        is_written = put(self._target, key, value, compare=key in self.there, verify=self._verify)
+        return len(value) if is_written else 0
+
+    def _value(self, key: str) -> bytes:
+        if key in self._made:
+            return self._made[key]
+        return bytes(self._snapshot[self._prefix + key])  # its checksum is compared
 
 
 #: Chunks written between two checks of the progress.
@@ -370,3 +523,120 @@ def _shrinks(old: bytes | None, new: bytes) -> bool:
     if len(shapes[0]) != len(shapes[1]):
         return True
     return any(now < once for once, now in zip(*shapes, strict=True))
+
+
+#: The file. zarr does not take it for a node; listing the root without consolidated metadata warns of it.
+STATE = ".txstore-published.json"
+
+_VERSION = 1
+
+
+@dataclass(frozen=True)
+class Mark:
+    """A commit, and the documents at the root of its copy: key -> CRC-32C."""
+
+    commit: str
+    version: int
+    seq: int
+    witnesses: dict[str, int]
+    upto: str | None = None  # for an attempt: the last written chunk; None: perhaps none
+
+    def is_of(self, commit: Commit) -> bool:
+        return (self.version, self.commit) == (commit.version, commit.id)
+
+
+@dataclass(frozen=True)
+class State:
+    """The state of a copy: its marks, the newest attempt first."""
+
+    repository: str
+    branch: str
+    place: Mapping[str, Any]  # where it was written
+    writer: str = ""
+    finished: Mark | None = None
+    attempts: tuple[Mark, ...] = ()
+
+    @classmethod
+    def decode(cls, content: bytes) -> State | None:
+        """Return the state in a hidden file; None if no publisher can have written it."""
+        try:
+            told = json.loads(content)
+            if told["version"] != _VERSION:
+                return None
+            marks = [_mark(each) for each in told["attempts"]]
+            finished = None if told["finished"] is None else _mark(told["finished"])
+            names = _text(told["repository"]), _text(told["branch"]), dict(told["place"]), _text(told["writer"])
+            return cls(*names, finished, tuple(marks))
+        except (ValueError, KeyError, TypeError, AttributeError, OverflowError, RecursionError):
+            return None
+
+    def encode(self) -> bytes:
+        about = "a plain copy of a TxStore repository: what this file says lets the next `txstore publish` go on"
+        return json.dumps({"about": about, "version": _VERSION, **asdict(self)}, indent=2).encode()
+
+    def begin(self, mark: Mark, writer: str) -> Self:
+        """Return the state before the first file of a commit is written."""
+        covering = [each for each in self.attempts if each.upto is not None]
+        return replace(self, writer=writer, attempts=(mark, *covering))
+
+    def advance(self, upto: str) -> Self:
+        """Return the state after all chunks up to a key are written."""
+        first, *older = self.attempts
+        beyond = [each for each in older if each.upto is not None and each.upto > upto]
+        return replace(self, attempts=(replace(first, upto=upto), *beyond))
+
+    def finish(self) -> Self:
+        return replace(self, finished=replace(self.attempts[0], upto=None), attempts=())
+
+    def forget(self) -> Self:
+        """Return a state without any marks."""
+        return replace(self, finished=None, attempts=())
+
+    def seq_of(self, chunk: str) -> int:
+        """Return the highest seq to which a chunk of the copy is known to be up to date; -1: unknown."""
+        for mark in self.attempts:
+            if mark.upto is not None and chunk <= mark.upto:
+                return mark.seq
+        return self.finished_seq
+
+    @property
+    def finished_seq(self) -> int:
+        return -1 if self.finished is None else self.finished.seq
+
+    def fits(self, repo: OpenedRepository, head: Commit, witnesses: Mapping[str, int | None]) -> bool:
+        """Tell whether this state is possible, given the documents at the root of the copy (None: missing)."""
+        marks = [*self.attempts, *([] if self.finished is None else [self.finished])]
+        # The oldest are ancestors of the newest: that was looked at when it was begun.
+        if marks and not _is_in_history(repo, head, marks[0]):
+            return False
+        if self.finished is None:
+            return True
+        names = {name for mark in marks for name in mark.witnesses}
+        return all(any(mark.witnesses.get(name) == witnesses.get(name) for mark in marks) for name in names)
+
+
+def witnesses_of(documents: Mapping[str, bytes]) -> dict[str, int]:
+    return {key: crc32c(content) for key, content in documents.items()}
+
+
+def _is_in_history(repo: OpenedRepository, head: Commit, mark: Mark) -> bool:
+    if mark.version > head.version:
+        return False
+    try:
+        return mark.is_of(repo.commit(mark.version, branch=head.branch))
+    except (SnapshotExpiredError, CommitNotFoundError):
+        return False
+
+
+def _mark(told: Any) -> Mark:
+    witnesses = {_text(key): int(value) for key, value in told["witnesses"].items()}
+    upto = told["upto"]
+    return Mark(
+        _text(told["commit"]), int(told["version"]), int(told["seq"]), witnesses, None if upto is None else _text(upto)
+    )
+
+
+def _text(told: Any) -> str:
+    if not isinstance(told, str):
+        raise TypeError("expected a string")
+    return told

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any
 
 import aiohttp
@@ -15,21 +17,45 @@ from txstore.storage.objects import web
 from txstore.storage.objects.urls import public
 from txstore.storage.objects.web import BoundedAnswer, inner_host
 
+#: The size that a server has told of the file that is read, in bytes; None: it was not asked.
+_told: ContextVar[int | None] = ContextVar("txstore_told_size", default=None)
+
+
+@contextmanager
+def no_more_than(size: int | None) -> Iterator[None]:
+    """Keep no more of an answer than this while the block runs: many requests are under way at once."""
+    before = _told.set(size)
+    try:
+        yield
+    finally:
+        _told.reset(before)
+
 
 class AnswerInMemory(BoundedAnswer):
     """An answer may also be compressed: a few megabytes may unpack to any number."""
 
-    whole = MOST_IN_MEMORY
+    @property
+    def whole(self) -> int:
+        told = _told.get()
+        return MOST_IN_MEMORY if told is None else min(told, MOST_IN_MEMORY)
 
 
 class PagesAsStore(FsspecStore):
     """A directory of a web server, read through our client: zarr would copy the file system without it, by JSON.
 
-    A page has links that are no names: what sorts it, `?C=N;O=D`, and the directory above.
+    A page has links that are no names: what sorts it, `?C=N;O=D`, and the directory above. A file that is not among
+    `sizes`, in bytes by key, is none.
     """
 
-    def __init__(self, fs: Any, root: str) -> None:
+    def __init__(self, fs: Any, root: str, sizes: Mapping[str, int]) -> None:
         super().__init__(AsyncFileSystemWrapper(fs, asynchronous=True), read_only=True, path=root)
+        self._sizes = sizes
+
+    async def get(self, key: str, prototype: Any, byte_range: Any = None) -> Any:
+        if key not in self._sizes:
+            return None
+        with no_more_than(self._sizes[key]):
+            return await super().get(key, prototype, byte_range)
 
     async def list_dir(self, prefix: str) -> AsyncIterator[str]:
         async for name in super().list_dir(prefix):

@@ -140,6 +140,10 @@ class ZarrArrays:
         pass
 
     def describe(self, store: Any, shapes: Mapping[str, tuple[int, ...]], chunks: Mapping[str | int, int]) -> None:
+        """Create the groups and arrays, with attributes, in a dictionary that zarr takes as a store.
+
+        The caller resizes them to `shapes`. Their values do not matter. Those of HDF5 and NetCDF do the same.
+        """
         from zarr.buffer import cpu
 
         if chunks:

@@ -2,29 +2,52 @@
 
 In every commit the rows are those that have the labels by that commit's own coordinate. The chunks with rows get fill
 values there, and are encoded anew by the codecs of the array, as that commit describes it. All other elements stay.
+
+A stored value is named by the place where it lies: many commits have the same one. Its rows may be at other places by
+the coordinates of other commits, then all of these are erased.
+
+If an array was made shorter, the chunk at its end may still have the rows that it had before, and copies of that chunk
+have them, too. Elements that no kept commit shows belong to no row, and are erased with the others, in any array:
+commits that have expired, or were on a branch that is deleted, may have shown more of it.
 """
 
 from __future__ import annotations
 
+import base64
 import contextlib
+import struct
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
-from typing import Any
+from dataclasses import dataclass, field
+from itertools import groupby, product
+from typing import TYPE_CHECKING, Any
 
-from txstore.codecs.chunk_codec import NotMergeableError
-from txstore.codecs.chunk_filling import ChunkFiller
+import numpy as np
+import numpy.typing as npt
+
+from txstore.codecs.chunk_codec import ChunkDecoder, ChunkFiller, NotMergeableError
+from txstore.commit import Commit, Stored
 from txstore.engine import Engine
-from txstore.errors import CorruptionError, ErasureError, NodeNotFoundError
+from txstore.errors import CorruptionError, ErasedError, ErasureError, NodeNotFoundError
 from txstore.format import packfile
-from txstore.format.keys import directory_prefix
+from txstore.format.cf import decoded
+from txstore.format.commitfile import RunName
+from txstore.format.documents import Described, describe, index_of
+from txstore.format.keys import after_prefix, ancestors, directory_prefix, document_key, is_document, node_of_document
+from txstore.format.packfile import PackName
 from txstore.format.records import ErasureRecord
-from txstore.history.snapshot import Snapshot
-from txstore.labels.choosing import Choice
-from txstore.labels.rows_in_history import Address, RowsInHistory, StoredValue
-from txstore.labels.rows_of_array import ArrayAt, ArrayRows, Boxes
+from txstore.history.changes import refs_of
+from txstore.history.commits import Commits
+from txstore.history.snapshot import Snapshot, unpinned
+from txstore.labels.choosing import Choice, Positions
 from txstore.maintenance.erase import is_below
-from txstore.maintenance.reachable import living_branches
+from txstore.maintenance.reachable import kept_commits, living_branches
 from txstore.maintenance.replacement_packs import ValueAfter
 from txstore.segments.ranged_packs import open_packs
+
+if TYPE_CHECKING:
+    from txstore.codecs.chunk_codec import Places
+    from txstore.format.grids import Grid
+    from txstore.segments.runs import Found
 
 
 class ErasedRows:
@@ -163,3 +186,378 @@ def _filled(
         raise ErasureError(
             [described.path], f"{key!r} can't be encoded anew: {error}. Erase the array as a whole"
         ) from error
+
+
+#: Where a value lies: a pack, and the offset in it.
+Address = tuple[PackName, int]
+
+
+@dataclass
+class StoredValue:
+    """A value that kept commits have. `address` is where refs say that it lies.
+
+    If another has replaced it, `pack` and `offset` say where that lies. `boxes` are the elements to erase.
+    """
+
+    key: str
+    path: str
+    kind: int
+    address: Address
+    pack: PackName
+    offset: int
+    length: int
+    checksum: int
+    boxes: dict[int, Boxes] = field(default_factory=dict)  # by their identity
+    array: ArrayAt | None = None  # at a commit that has rows in it, if there is one
+    unlabelled: Commit | None = None  # a commit that does not say which rows it has, as long as no other does
+    shown: dict[int, int] | None = None  # how much of it any commit shows along an axis, if none shows all
+
+    @property
+    def places(self) -> tuple[Address, ...]:
+        return tuple(dict.fromkeys([self.address, (self.pack, self.offset)]))
+
+
+class RowsInHistory:
+    """The values of arrays at or below some paths, from all kept commits.
+
+    `values` has them by address, `paths` the arrays that have the dimensions at any commit.
+    """
+
+    def __init__(self, commits: Commits, prefixes: Sequence[str], rows: ArrayRows, *, leaves_labels: bool) -> None:
+        """Look through all kept commits. `prefixes` are paths of nodes.
+
+        `leaves_labels`: the coordinates of the dimensions are left alone, unless a prefix names them.
+
+        Raises `ErasureError`; and `CorruptionError` or `FileNotFoundError`, also if a vacuum deletes commits meanwhile.
+        """
+        self.values: dict[Address, StoredValue] = {}
+        self.paths: set[str] = set()
+        self._commits = commits
+        self._prefixes = tuple(prefixes)
+        self._rows = rows
+        self._leaves_labels = leaves_labels
+        self._nodes: set[str] = set()  # that have had a document
+        self._packs = open_packs(commits.storage)
+        self._partly_shown: dict[str, dict[str, None]] = {}  # keys by array, at its present length
+        chains = groupby(kept_commits(commits, {}), key=lambda stored: stored.header.branch)
+        for _, chain in chains:
+            self._walk(list(chain)[::-1])
+
+    def _walk(self, chain: list[Stored]) -> None:
+        """Look through commits of one branch, the oldest first."""
+        before: frozenset[RunName] = frozenset()
+        last: dict[str, ArrayAt | None] = {}
+        previous: Snapshot | None = None
+        for stored in chain:
+            snapshot = unpinned(self._commits, stored, self._packs)
+            if previous is not None:
+                snapshot.opened = previous.opened
+                if previous.version + 1 != snapshot.version:  # of a branch, only commits with names are left there
+                    before, last = frozenset(), {}
+            names = frozenset(snapshot.run_names)
+            keys = self._keys_in(snapshot, [name for name in snapshot.run_names if name not in before])
+            fresh: dict[str, list[str]] = {}
+            for key in keys:
+                if is_document(key):
+                    self._nodes.add(node_of_document(key))
+            for key in keys:
+                if not is_document(key) and (path := self._array_of(key)) is not None:
+                    fresh.setdefault(path, []).append(key)
+            for path in sorted(self._nodes):
+                self._look(snapshot, path, fresh.get(path, []), last)
+            before, previous = names, snapshot
+
+    def _keys_in(self, snapshot: Snapshot, names: Iterable[RunName]) -> list[str]:
+        """Return the keys below the prefixes that any of some runs has."""
+        found: set[bytes] = set()
+        for name in names:
+            run = snapshot.runs_named([name])
+            for path in self._prefixes:
+                prefix = directory_prefix(path)
+                stop = after_prefix(prefix)
+                found.update(
+                    change.key
+                    for change in run.changes(prefix.encode(), None if stop is None else stop.encode(), 0)
+                    if change.kind in packfile.FRAME_OF_REF
+                )
+        return [key.decode() for key in sorted(found)]
+
+    def _array_of(self, key: str) -> str | None:
+        """Return the node of a chunk's key."""
+        path = key
+        while path:
+            path = path.rpartition("/")[0]
+            if path in self._nodes:
+                return path
+        return None
+
+    def is_below(self, path: str) -> bool:
+        """Tell whether any commit has a node at or below a path."""
+        return any(f"{node}/".startswith(directory_prefix(path)) for node in self._nodes)
+
+    def _look(self, snapshot: Snapshot, path: str, fresh: list[str], last: dict[str, ArrayAt | None]) -> None:
+        array, was = self._rows.at(snapshot, path), last.get(path)
+        if array is not None and self._leaves_labels and array.is_coordinate and path not in self._prefixes:
+            array = None
+        last[path] = array
+        if array is not None:
+            self.paths.add(path)
+        keys = dict.fromkeys(fresh)
+        if array is not None and (was is None or was.signature != array.signature):
+            keys.update(dict.fromkeys(array.boxes))
+            if was is None or was.is_labelled != array.is_labelled or was.axes != array.axes:
+                keys.update(dict.fromkeys(self._live_below(snapshot, path)))
+        if array is not None and was is not None and array.extents != was.extents:
+            keys.update(self._partly_shown.pop(path, {}))
+        for key, found in zip(keys, snapshot.runs.refs([key.encode() for key in keys]), strict=True):
+            if found is not None and found.kind in packfile.FRAME_OF_REF:
+                self._note(snapshot, path, key, found, array)
+
+    def _live_below(self, snapshot: Snapshot, path: str) -> Iterator[str]:
+        return (key for key in snapshot.keys_below(path) if not is_document(key))
+
+    def _note(self, snapshot: Snapshot, path: str, key: str, found: Found, array: ArrayAt | None) -> None:
+        runs = snapshot.runs
+        address = runs.pack_name(found.run, found.pack), found.offset
+        value = self.values.get(address)
+        if value is None:
+            new = runs.resolved(found, may_be_old=True)
+            pack = runs.pack_name(new.run, new.pack)
+            value = StoredValue(key, path, found.kind, address, pack, new.offset, new.length, new.checksum)
+            self.values[address] = value
+            if array is None or not array.is_labelled:
+                value.unlabelled = snapshot.commit
+        shown, known = {} if array is None else array.shown(key), value.shown
+        value.shown = shown if known is None else {n: max(shown[n], known[n]) for n in shown.keys() & known.keys()}
+        if array is None:
+            return
+        if shown:
+            self._partly_shown.setdefault(path, {})[key] = None
+        if array.is_labelled:
+            value.unlabelled = None
+        if value.array is None:
+            value.array, value.key, value.path = array, key, path
+        boxes = array.boxes.get(key)
+        if boxes is not None:
+            value.boxes[id(boxes)] = boxes
+            value.array, value.key, value.path = array, key, path
+
+    def check(self) -> None:
+        """Raise `ErasureError` if some rows can't be found, or can't be erased."""
+        for value in self.values.values():
+            if value.unlabelled is not None and value.path in self.paths and not value.boxes:
+                raise ErasureError(
+                    [value.path],
+                    f"{value.unlabelled} has values of it, and no coordinate that says which rows these are: erase it "
+                    "as a whole, or by positions, or let a vacuum expire that commit",
+                )
+            if value.boxes and value.kind == packfile.REF_FOREIGN:
+                raise ErasureError(
+                    [value.path],
+                    f"{value.key!r} lies in a file outside of the repository, which TxStore never changes: write it "
+                    "here first, or erase the array as a whole",
+                )
+
+
+#: What a chunk key's elements are chosen by: boxes whose union counts, one for each way to assign axes to dimensions.
+Boxes = tuple["Places", ...]
+
+
+@dataclass(frozen=True)
+class ArrayAt:
+    """An array at one commit, and the chunks that have rows to erase, by their keys.
+
+    `is_labelled`: its coordinates say which rows those are. Of two with the same `signature`, `boxes` are the same.
+    `axes` are those that the rows are chosen along.
+    """
+
+    described: Described
+    is_labelled: bool
+    signature: tuple[Any, ...]
+    axes: tuple[int, ...]
+    grid: Grid = field(repr=False)
+    boxes: Mapping[str, Boxes] = field(repr=False)
+
+    @property
+    def document(self) -> str:
+        return self.described.key.rpartition("/")[2]
+
+    @property
+    def extents(self) -> tuple[int, ...]:
+        """How long it is along these axes."""
+        return tuple(self.described.node.shape[axis] for axis in self.axes)
+
+    def shown(self, key: str) -> dict[int, int]:
+        """Return how much of a chunk the array shows along these axes, except those along which it shows all."""
+        index = index_of(key[len(directory_prefix(self.described.path)) :], len(self.grid.shape))
+        found = dict[int, int]()
+        if index is None:
+            return found
+        with contextlib.suppress(IndexError):  # behind the last one of a grid of chunks of several lengths
+            for axis in self.axes:
+                along = self.grid.axes[axis]
+                if along.start_of(index[axis] + 1) > along.extent:
+                    found[axis] = along.extent - int(along.start_of(index[axis]))
+        return found
+
+    @property
+    def is_coordinate(self) -> bool:
+        """Whether it has the labels of the dimension that it is named after."""
+        return self.described.dimensions == (self.described.path.rpartition("/")[2],)
+
+    @property
+    def missing(self) -> Any:
+        """What stands for a missing value in the conventions of CF, if the data type holds it; None: the fill value."""
+        return _missing(self.described.attributes.get("_FillValue"))
+
+
+class ArrayRows:
+    """Finds the rows of arrays at one commit after the other. A coordinate that stays the same is read once."""
+
+    def __init__(self, choices: Sequence[Choice]) -> None:
+        self._choices = choices
+        self._positions: dict[tuple[Any, ...], Positions | None] = {}
+        self._last: dict[str, ArrayAt] = {}
+        self.coordinates: set[str] = set()  # that labels were looked for in
+
+    def at(self, snapshot: Snapshot, path: str) -> ArrayAt | None:
+        """Return an array at a commit; None if there is none, or it lacks one of the dimensions.
+
+        Raises `ErasureError` if its documents or coordinates can't be read.
+        """
+        described = _describe(snapshot, path)
+        if described is None or described.kind != "array":
+            return None
+        names = described.dimensions
+        dimensions = [choice.dimension for choice in self._choices]
+        axes = {each: [n for n, name in enumerate(names) if name == each] for each in dimensions}
+        if not all(axes.values()):
+            return None
+        try:
+            grid = described.grid()
+            if len(names) != len(grid.shape):
+                return None
+        except (ValueError, TypeError, KeyError, AttributeError) as error:
+            raise ErasureError([path], f"its document can't be understood: {error}") from error
+        positions = {
+            choice.dimension: self._rows(snapshot, path, choice, grid.shape[axes[choice.dimension][0]])
+            for choice in self._choices
+        }
+        known = {name: found for name, found in positions.items() if found is not None}
+        is_labelled = len(known) == len(positions)
+        chosen = [n for each in axes.values() for n in each]
+        others = tuple(axis.count for n, axis in enumerate(grid.axes) if n not in chosen)
+        described_grid = described.document.get("chunk_grid") or described.document.get("chunks")
+        signature = (
+            is_labelled, repr(described_grid), repr(described.document.get("chunk_key_encoding")), others, names,
+            *(found.tobytes() for found in known.values()),
+        )  # fmt: skip
+        last = self._last.get(path)
+        if last is not None and last.signature == signature:
+            boxes = last.boxes
+        else:
+            boxes = dict(_boxes(described, axes, known)) if is_labelled else {}
+        found = ArrayAt(described, is_labelled, signature, tuple(dict.fromkeys(chosen)), grid, boxes)
+        self._last[path] = found
+        return found
+
+    def _rows(self, snapshot: Snapshot, path: str, choice: Choice, length: int) -> Positions | None:
+        """Return the positions of the rows along one dimension; None if the commit has no labels for it."""
+        if choice.by_position:
+            return choice.in_length(length)
+        coordinate = coordinate_of(snapshot, path, choice.dimension)
+        if coordinate is None:
+            return None
+        self.coordinates.add(coordinate.path)
+        grid = coordinate.grid()
+        if grid.shape != (length,):
+            return None
+        (axis,) = grid.axes
+        keys = list(grid.keys(grid.everything()))
+        refs = list(refs_of(snapshot, keys))
+        for chunk in {*range(axis.count)} - {keys.index(key) for key, _ in refs} if len(refs) < len(keys) else ():
+            # It is not written, or all of it is the fill value: several rows can't have that as their label.
+            if min(axis.start_of(chunk + 1), length) - axis.start_of(chunk) > 1:
+                return None
+        token = choice.dimension, coordinate.path, coordinate.content, *refs
+        if token not in self._positions:
+            if len(self._positions) > 64:
+                self._positions.clear()
+            values = _values_of(snapshot, coordinate, keys)
+            try:
+                self._positions[token] = choice.among(decoded(choice.dimension, values, coordinate.attributes))
+            except OverflowError as error:
+                raise ErasureError([path], f"the labels in {coordinate.path!r} can't be compared: {error}") from error
+        return self._positions[token]
+
+
+def _describe(snapshot: Snapshot, path: str) -> Described | None:
+    """Return the description of a node; None if there is none, or all of it was erased at this commit."""
+    try:
+        return describe(snapshot.get_view, path)
+    except ErasedError:
+        return None
+
+
+def coordinate_of(snapshot: Snapshot, path: str, dimension: str) -> Described | None:
+    """Return the coordinate of a dimension: the array of its name in the group of an array, or in one above."""
+    for group in ancestors(path):
+        if "/" in dimension:
+            return None
+        found = _describe(snapshot, f"{group}/{dimension}" if group else dimension)
+        if found is not None and found.kind == "array" and found.dimensions == (dimension,):
+            return found
+    return None
+
+
+def _values_of(snapshot: Snapshot, coordinate: Described, keys: Sequence[str]) -> npt.NDArray[Any]:
+    parts, skip = [], len(document_key(coordinate.path, ""))
+    name = coordinate.key.rpartition("/")[2]
+    (length,) = coordinate.grid().shape
+    try:
+        for key in keys:
+            parts.append(ChunkDecoder(name, coordinate.content, key[skip:]).decode(snapshot.get_view(key)))
+    except NotMergeableError as error:
+        raise ErasureError([coordinate.path], f"its labels can't be read: {error}") from error
+    if not parts:
+        return np.empty(0)
+    found: npt.NDArray[Any] = np.concatenate(parts)[:length]
+    return found
+
+
+def _boxes(
+    described: Described, axes: Mapping[str, Sequence[int]], known: Mapping[str, Positions]
+) -> Iterator[tuple[str, Boxes]]:
+    """Yield the key of each chunk that has a row, and where."""
+    grid = described.grid()
+    found: dict[str, list[Places]] = {}
+    for assigned in product(*axes.values()):
+        along: list[Mapping[int, Positions | None]] = [dict.fromkeys(range(axis.count)) for axis in grid.axes]
+        for axis, positions in zip(assigned, known.values(), strict=True):
+            along[axis] = _by_chunk(grid.axes[axis], positions)
+        for chunk in product(*along):
+            (key,) = grid.keys([chunk])
+            box = tuple(places[at] for places, at in zip(along, chunk, strict=True))
+            found.setdefault(key, []).append(box)
+    return ((key, tuple(boxes)) for key, boxes in found.items())
+
+
+def _by_chunk(axis: Any, positions: Positions) -> dict[int, Positions | None]:
+    """Return positions along an axis by the chunk that they lie in, each from where the chunk begins."""
+    inside = positions[positions < axis.extent]
+    chunks = np.asarray(axis.chunk_of(inside))
+    return {
+        int(chunk): (inside[chunks == chunk] - int(axis.start_of(int(chunk)))).astype(np.intp)
+        for chunk in np.unique(chunks)
+    }
+
+
+def _missing(written: Any) -> Any:
+    """Return a `_FillValue` as xarray writes it to an attribute; None if there is none that is understood."""
+    if isinstance(written, str):
+        try:
+            content = base64.standard_b64decode(written)
+        except ValueError:
+            return None
+        return struct.unpack("<d", content)[0] if len(content) == 8 else None
+    return written if isinstance(written, int | float) and not isinstance(written, bool) else None

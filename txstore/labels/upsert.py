@@ -1,28 +1,274 @@
-"""Writes a dataset by the labels of its coordinates: rows that are there are changed, others are added."""
+"""Writes a dataset by the labels of its coordinates: rows that are there are changed, others are added.
+
+Into a repository it is done in a transaction, again on each new head until it commits, always by label. Two upserts of
+different labels both survive: the second one finds the rows where the first one has left them. If another process has
+changed the same label since the call began, that is a conflict, as between any two transactions (I5).
+"""
 
 from __future__ import annotations
 
 from collections.abc import Hashable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import product
 from typing import TYPE_CHECKING, Any, Literal
 
 import numpy as np
 import numpy.typing as npt
 import zarr
 
-from txstore.interfaces import AnyStore, check_store, zarr_store
+from txstore.errors import LabelConflictError
+from txstore.interfaces import AnyRepository, AnyStore, check_store, zarr_store
 from txstore.labels import matching
-from txstore.labels.encoding import encode_first_labels, encode_labels
-from txstore.labels.grids import Positions, axes_of, differ, pieces, read, write
+from txstore.labels.encoding import encode_first_labels, encode_labels, encode_variable
+from txstore.labels.grids import Piece, Positions, axes_of, differ, pieces, read, select, write
 from txstore.labels.groups import LabelledGroup, open_group
 from txstore.labels.matching import Placed, RepeatedLabelsError
 from txstore.labels.moving import Moved, move_rows
-from txstore.labels.rows import RowBlock, blocks, write_block
 from txstore.labels.times import check_no_zone, in_units_of_encoding
-from txstore.labels.values import encode_variable
 
 if TYPE_CHECKING:
     import xarray as xr
+
+
+#: Bytes that are compared at once, about: in a row that has changed, most often the first ones tell.
+_COMPARED = 4 << 20
+
+
+@dataclass(frozen=True)
+class RowBlock:
+    """Positions of the source along each axis, and those of the array. `is_stored`: all of them have values already.
+
+    `axes` are the axes whose rows have labels.
+    """
+
+    source: list[Positions]
+    target: list[Positions]
+    axes: tuple[int, ...]
+    is_stored: bool
+
+    def of_labels(self, mask: npt.NDArray[np.bool_]) -> npt.NDArray[np.bool_]:
+        """Return which combinations of labels have an element that a mask marks."""
+        return mask.any(axis=tuple(axis for axis in range(mask.ndim) if axis not in self.axes))
+
+
+def blocks(positions: Sequence[Positions], is_new: Mapping[int, npt.NDArray[np.bool_]]) -> Iterator[RowBlock]:
+    """Cut a selection into one block that is stored, and the others, each of which is new along some axis.
+
+    `is_new` has the axes whose rows have labels, ascending.
+    """
+    for choice in product((False, True), repeat=len(is_new)):
+        source = [np.arange(len(along)) for along in positions]
+        for wants_new, (axis, new) in zip(choice, is_new.items(), strict=True):
+            source[axis] = np.flatnonzero(new == wants_new)
+        if all(map(len, source)):
+            target = [along[chosen] for along, chosen in zip(positions, source, strict=True)]
+            yield RowBlock(source, target, tuple(is_new), is_stored=not any(choice))
+
+
+def write_block(array: zarr.Array[Any], values: Any, block: RowBlock) -> npt.NDArray[np.bool_] | None:
+    """Write a block. Of one that is stored, write only rows that differ.
+
+    Return which combinations of labels of `values` do, along the labelled axes; None for a block that is new.
+    """
+    found = list(pieces(array, block.source, block.target))
+    if isinstance(values, np.ndarray):
+        masks = [_write_piece(array, values[_place(piece)], piece, block) for piece in found]
+    else:
+        from dask.base import compute  # late: only lazy data need it
+        from dask.delayed import delayed
+
+        tasks = [delayed(_write_piece)(array, _lazy(values, piece), piece, block) for piece in found]
+        masks = list(compute(*tasks))  # type: ignore[no-untyped-call]
+    if not block.is_stored:
+        return None
+    differs = np.zeros([values.shape[axis] for axis in block.axes], bool)
+    for piece, mask in zip(found, masks, strict=True):
+        if mask is not None:
+            differs[np.ix_(*(piece.source[axis] for axis in block.axes))] |= mask
+    return differs
+
+
+def _place(piece: Piece) -> tuple[Any, ...]:
+    chosen = select(piece.source)
+    return chosen if all(isinstance(each, slice) for each in chosen) else np.ix_(*piece.source)
+
+
+def part_of(values: Any, piece: Piece) -> npt.NDArray[Any]:
+    """Return the part of a numpy array, or of a lazy one, that a piece names."""
+    return np.asarray(values[_place(piece)] if isinstance(values, np.ndarray) else _lazy(values, piece))
+
+
+def _lazy(values: Any, piece: Piece) -> Any:
+    """Return the part of a lazy array, which is computed when the piece is written."""
+    for axis, chosen in enumerate(select(piece.source)):
+        values = values[(slice(None),) * axis + (chosen,)]
+    return values
+
+
+def _write_piece(
+    array: zarr.Array[Any], part: npt.NDArray[Any], piece: Piece, block: RowBlock
+) -> npt.NDArray[np.bool_] | None:
+    """Write one piece; return which labels have elements that differ from the stored ones, None if there are none."""
+    if not block.is_stored:
+        write(array, piece.target, part)
+        return None
+    mask = _differing(array, part, piece, block)
+    if not mask.any():
+        return None
+    kept: list[npt.NDArray[np.bool_] | None] = [None] * part.ndim
+    for number, axis in enumerate(block.axes):
+        kept[axis] = mask.any(axis=tuple(other for other in range(mask.ndim) if other != number))
+    for axis, along in enumerate(kept):
+        if along is not None and not along.all():
+            part = np.compress(along, part, axis=axis)
+    write(array, piece.only(kept).target, part)
+    return mask
+
+
+def _differing(array: zarr.Array[Any], part: npt.NDArray[Any], piece: Piece, block: RowBlock) -> npt.NDArray[np.bool_]:
+    """Return which combinations of labels of a piece have an element that differs; what is known is not read for."""
+    mask = np.zeros([part.shape[axis] for axis in block.axes], bool)
+    for small in pieces(array, [np.arange(length) for length in part.shape], piece.target, _COMPARED):
+        labels = np.ix_(*(small.source[axis] for axis in block.axes))
+        if not mask[labels].all():
+            there = read(array, small.target).astype(part.dtype, copy=False)
+            mask[labels] |= block.of_labels(differ(part[_place(small)], there))
+    return mask
+
+
+class _LeftError(Exception):
+    """Leaves the transaction's block without a commit, and is not tried again. Internal."""
+
+
+def upsert_into(
+    repository: AnyRepository,
+    ds: xr.Dataset,
+    *,
+    dim: str | Sequence[str],
+    group: str,
+    existing: Existing,
+    missing: Missing,
+    message: str | None,
+    branch: str,
+    properties: Mapping[str, Any] | None,
+    timeout: float,
+) -> Upserted:
+    """Commit an upsert. `Repository.upsert` documents the parameters and errors."""
+    # The base of the caller is the head now. It stays readable as long as this store is there.
+    began = repository.snapshot(branch=branch) if repository.exists and repository.head(branch) is not None else None
+    overlapping: list[LabelConflictError] = []
+    told = f"upsert of {_described(ds, dim)}" if message is None else message
+
+    def step(store: AnyStore) -> Upserted:
+        now = store.base
+        if existing == "update" and now is not None and (began is None or began.base.id != now.id):
+            conflict = overlap(ds, named(ds, dim), group, began, store)
+            if conflict is not None:  # other commits changed the same labels
+                overlapping.append(conflict)
+                raise _LeftError
+        done = upsert(ds, store, dim=dim, group=group, existing=existing, missing=missing)
+        if not done:
+            raise _LeftError
+        return done
+
+    try:
+        return repository.run(step, timeout=timeout, message=told, branch=branch, properties=properties)
+    except _LeftError:
+        if overlapping:
+            raise overlapping[0] from None
+        return Upserted(0, 0)
+    finally:
+        if began is not None:
+            began.close()
+
+
+def _described(ds: xr.Dataset, dim: str | Sequence[str]) -> str:
+    return ", ".join(f"{ds.sizes[name]} labels of {name}" for name in named(ds, dim))
+
+
+def overlap(
+    ds: xr.Dataset, dims: tuple[str, ...], group: str, before: AnyStore | None, now: AnyStore
+) -> LabelConflictError | None:
+    """Return the conflict of a dataset with what was committed between two commits; None if there is none.
+
+    An element is in conflict if it was changed in between, and is not what the dataset has for it.
+    """
+    here = open_group(now, group)
+    there = None if before is None else open_group(before, group)
+    if here is None or not here.with_dimension(dims):
+        return None
+    plan = UpsertPlan(ds, here, dims)
+    found = {name: plan.find(name) for name in dims}
+    known = _found_before(ds, dims, there)
+    marks = {name: (found[name] < 0) & (known[name] >= 0) for name in dims}  # rows that were removed
+    for name in plan.variables:
+        if name not in dims and name in here.variables:
+            for axis, mask in _changed(plan, name, there, found, known).items():
+                marks[axis] |= mask
+    labels = {name: list(ds.variables[name].values[mask]) for name, mask in marks.items() if mask.any()}
+    if not labels:
+        return None
+    shown = "; ".join(f"{name} {plan.shown(name, np.flatnonzero(marks[name]))}" for name in labels)
+    return LabelConflictError(
+        labels, [here.path_of(name) for name in labels], shown=shown, base=None if before is None else before.base,
+        head=now.base,
+    )  # fmt: skip
+
+
+def _found_before(ds: xr.Dataset, dims: tuple[str, ...], there: LabelledGroup | None) -> dict[str, Positions]:
+    if there is None or not all(name in there.variables for name in dims):
+        return {name: np.full(ds.sizes[name], -1, np.intp) for name in dims}
+    plan = UpsertPlan(ds, there, dims)
+    return {name: plan.find(name) for name in dims}
+
+
+def _changed(
+    plan: UpsertPlan,
+    name: str,
+    there: LabelledGroup | None,
+    found: Mapping[str, Positions],
+    known: Mapping[str, Positions],
+) -> dict[str, npt.NDArray[np.bool_]]:
+    """Return which labels of one variable were changed in between, and are not what the dataset says."""
+    dims, values = plan.dims_of(name), plan.encoded(name)
+    axes = [axis for axis, dim in enumerate(dims) if dim in found]
+    marks = {dims[axis]: np.zeros(values.shape[axis], bool) for axis in axes}
+    source = [
+        np.flatnonzero(found[dim] >= 0) if dim in found else np.arange(n)
+        for dim, n in zip(dims, values.shape, strict=True)
+    ]
+    target = [found[dim][along] if dim in found else along for dim, along in zip(dims, source, strict=True)]
+    array = plan.group.array(name)
+    old = there.array(name) if there is not None and name in there.variables else None
+    for piece in pieces(array, source, target):
+        present = read(array, piece.target)
+        mine = part_of(values, piece).astype(present.dtype, copy=False)
+        mask = differ(mine, present)
+        if not mask.any():
+            continue
+        places = [known[dim][along] if dim in known else along for dim, along in zip(dims, piece.source, strict=True)]
+        mask &= _differs_from_before(old, places, present, array.fill_value, counts_new=len(axes) == 1)
+        for axis in axes:
+            marks[dims[axis]][piece.source[axis]] |= mask.any(
+                axis=tuple(other for other in range(mask.ndim) if other != axis)
+            )
+    return marks
+
+
+def _differs_from_before(
+    old: Any, places: Sequence[Positions], present: npt.NDArray[Any], fill: Any, *, counts_new: bool
+) -> npt.NDArray[np.bool_]:
+    """Return which present elements were other before. `places`: where they were, -1 for rows that were not there.
+
+    Of a new row, all is changed; along several dimensions, what is not the fill value: it may be just room.
+    """
+    changed = np.ones(present.shape, bool) if counts_new else differ(present, np.full_like(present, fill))
+    were = [np.flatnonzero(along >= 0) for along in places]
+    if old is not None and all(map(len, were)):
+        before = read(old, [along[kept] for along, kept in zip(places, were, strict=True)])
+        inside = np.ix_(*were)
+        changed[inside] = differ(present[inside], before.astype(present.dtype, copy=False))
+    return changed
 
 
 Existing = Literal["update", "keep", "raise"]
@@ -81,7 +327,7 @@ def upsert(
     if there is None or not there.with_dimension(dims):
         return _create(ds, store, dims, group, missing, there)
     plan = UpsertPlan(ds, there, dims)
-    placed = {name: _place(plan, name, missing) for name in dims}
+    placed = {name: _placed(plan, name, missing) for name in dims}
     if existing == "raise" and all((~each.is_new).any() for each in placed.values()):
         known = {name: plan.shown(name, np.flatnonzero(~each.is_new)) for name, each in placed.items()}
         raise ValueError(f"these labels are there already: {_told(known)}. existing='update' changes them")
@@ -217,7 +463,7 @@ def _differs(encoded: Any, stored: xr.Variable) -> bool:
     return bool(differ(mine, theirs.astype(mine.dtype, copy=False)).any())
 
 
-def _place(plan: UpsertPlan, name: str, missing: str) -> Placed:
+def _placed(plan: UpsertPlan, name: str, missing: str) -> Placed:
     found = plan.find(name)
     if missing == "raise" and (found < 0).any():
         absent = plan.shown(name, np.flatnonzero(found < 0))

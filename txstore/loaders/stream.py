@@ -9,8 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from txstore.loaders.order import MixedWindow, Order
-from txstore.loaders.reading import windows_read
+from txstore.loaders.reading import MixedWindow, Order, windows_read
 from txstore.loaders.samples import Sample, Samples
 
 #: Bytes of samples that are shuffled together. Less than 32 MiB: malloc maps larger blocks of memory anew each time.

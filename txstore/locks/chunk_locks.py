@@ -21,12 +21,18 @@ from typing import Protocol, TypeVar
 from txstore import processes
 from txstore._native import locktable
 from txstore.errors import LocksLostError, LocksUnavailableError, LockTimeoutError, WrongFileTypeError
-from txstore.locks.exclusion import RangeLocks, StripeLocks
-from txstore.locks.fallback_owner import Exclusion, FallbackOwner, SlotTurns, describe_processes, inherited
+from txstore.locks.fallback_owner import (
+    Exclusion,
+    FallbackOwner,
+    RangeLocks,
+    SlotTurns,
+    StripeLocks,
+    describe_processes,
+    inherited,
+)
 from txstore.locks.lock_file import NAME, KindInUseError, LockFile, recorded_kind
 from txstore.storage.file_systems import file_system_type, is_of_one_machine
-from txstore.storage.permissions import of_writers
-from txstore.storage.tree import Tree
+from txstore.storage.tree import Tree, of_writers
 
 _UNWRITABLE = (errno.EACCES, errno.EPERM, errno.EROFS)
 #: Errors of the system or the C that mean that this file can't be used; a full disk, for instance, is not one.
@@ -258,7 +264,7 @@ class _Fallback:
         return FallbackOwner(self._exclusion, self._turns)
 
     def close(self) -> None:
-        self._file.close()
+        self._exclusion.close()
 
     def _check(self) -> None:
         if not self._file.is_in_place():

@@ -11,7 +11,8 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import groupby
@@ -19,7 +20,7 @@ from typing import Any
 
 from txstore.commit import MAIN, Stored
 from txstore.errors import BackupErasureError, BackupError, CorruptionError, RepositoryNotFoundError
-from txstore.format import names, packfile, records
+from txstore.format import commitfile, names, packfile, records
 from txstore.format.commitfile import RunName
 from txstore.format.display import html_head
 from txstore.format.encoding import MalformedError
@@ -31,16 +32,17 @@ from txstore.history.kept_commits import kept_with
 from txstore.history.opening import Access, open_commits, open_storage
 from txstore.history.operations import delete_old, forget_details, read_operation, without_details
 from txstore.locks.pins import Pins
-from txstore.maintenance.check_file import open_run
-from txstore.maintenance.copying import Copier
+from txstore.maintenance.check_file import ReadRange, check_frames, check_sections, frames_end, open_run
 from txstore.maintenance.erase import scrub, write_record
 from txstore.maintenance.reachable import data_packs, hold_all
-from txstore.maintenance.replacement_packs import RowFates
+from txstore.maintenance.replacement_packs import row_fates
+from txstore.maintenance.report import Fault
 from txstore.maintenance.scrub import Survey, survey
 from txstore.progress import Progress
 from txstore.segments.replaced import read_records
 from txstore.segments.runs import names_of
-from txstore.storage.interface import Storage, paths_in, write_over
+from txstore.storage.interface import StagedFile, Storage, paths_in, write_over
+from txstore.storage.request_threads import in_parallel
 from txstore.transactions.participants.reclaim import reclaim_staging
 
 _log = logging.getLogger(__name__)
@@ -304,7 +306,7 @@ class _BackUp:
         """
         gone = set(copies.files.branch_directories()) - record.until.keys() - self._oldest_kept_versions.keys()
         until = {**record.until, **{branch: max(copies.files.versions(branch), default=-1) for branch in gone}}
-        return survey(copies, record.paths, until, None if record.table is None else RowFates(self.source, record))
+        return survey(copies, record.paths, until, None if record.table is None else row_fates(self.source, record))
 
     def _copy_replacements(self, record: ErasureRecord, table: ReplacementTable) -> None:
         """Copy the values that replace others, and say so: from then on a reader of the copy finds them."""
@@ -407,7 +409,7 @@ class _BackUp:
 
     def _table(self, name: RunName, path: str) -> list[PackName]:
         try:
-            return open_run(self._copier.fetched, name, path)[1]
+            return open_run(self._copier.fetched.read_range, name, path)[1]
         except ValueError as error:
             raise CorruptionError(path, offset=name.offset, reason=f"damaged run: {error}") from error
 
@@ -486,3 +488,152 @@ def _needs(stored: Stored, referred: Mapping[str, set[str]]) -> Iterator[str]:
             yield run.pack.path
     for pack in header.compaction_outputs:  # copied before all commits
         yield from sorted(referred.get(pack.path, ()))
+
+
+#: Bytes that are copied at a time.
+_COPIED = 1 << 20
+#: Checks a file at another place.
+Check = Callable[[ReadRange, str], list[Fault]]
+
+
+@dataclass(frozen=True, slots=True)
+class FileCopy:
+    """One file to copy, up to a length."""
+
+    path: str
+    length: int
+    check: Check
+
+
+def _reader_of(content: bytes) -> ReadRange:
+    return lambda _, offset, length: content[offset : offset + length]
+
+
+class Copier:
+    """Copies from one storage to another. Counts the files and bytes that it has copied."""
+
+    def __init__(
+        self, source: Storage, target: Storage, repository_id: bytes, verify: bool, progress: Progress | None
+    ) -> None:
+        self.fetched = source.dispatch.reader(source.read_range)
+        self.files = self.bytes = 0
+        self.total = 0  # bytes that there are to copy
+        self._source = source
+        self._target = target
+        self._id = repository_id
+        self._verify = verify
+        self._progress = progress
+
+    def pack(self, path: str, end: int | None) -> FileCopy:
+        length = self._source.read_tail(path, 0)[1] if end is None else end
+
+        def check(read: ReadRange, temporary: str) -> list[Fault]:
+            pack_id = packfile.decode_head(read(temporary, 0, packfile.HEAD_SIZE))[0]
+            name = (
+                PackName(pack_id)
+                if path.startswith(names.PACKS)
+                else PackName(pack_id, *(names.parse_commit_path(path) or (None, 0)))
+            )
+            if end is None:
+                return []  # only an expired commit knew where its frames end
+            return check_frames(read, name, self._id, end, path=temporary).faults
+
+        return FileCopy(path, length, check)
+
+    def commit(self, stored: Stored) -> FileCopy:
+        def check(read: ReadRange, temporary: str) -> list[Fault]:
+            name = stored.header.name
+            faults = check_frames(read, name, self._id, frames_end(stored), path=temporary).faults
+            faults += check_sections(read, stored, temporary)
+            footer = stored.footer
+            encoded = read(temporary, footer.header_offset, footer.header_length)
+            if commitfile.header_hash(encoded) != stored.hash:
+                faults.append(Fault(stored.path, "the header differs from the one read before", footer.header_offset))
+            for run in stored.header.runs:
+                if run.pack is None:
+                    open_run(read, run, temporary)
+            return faults
+
+        return FileCopy(stored.path, stored.footer.file_length, check)
+
+    def copy(self, copies: list[FileCopy]) -> None:
+        written: list[tuple[FileCopy, str, StagedFile]] = []
+        for copy in copies:
+            self.fetched.expect(copy.path, copy.length)
+        try:
+            for copy in copies:
+                temporary = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"
+                file = self._target.create(temporary, at_most=self.at_most(copy.path))
+                written.append((copy, temporary, file))
+                self._fill(copy, file)
+            # All at once: when a disk syncs one file, it mostly writes the others, too.
+            deque(in_parallel(lambda each: each[2].sync(), written), maxlen=0)
+            for copy, temporary, _ in written:
+                self._check(copy, temporary)
+                directory = os.path.dirname(copy.path)
+                self.make_directory(directory)
+                with contextlib.suppress(FileExistsError):  # by another backup to the same place
+                    self._target.rename_noreplace(temporary, copy.path)
+                self.files += 1
+        finally:
+            for _, temporary, file in written:
+                file.close()
+                self._target.delete(temporary)
+        for directory in dict.fromkeys(os.path.dirname(copy.path) for copy in copies):
+            self._target.sync_directory(directory)
+
+    def _fill(self, copy: FileCopy, file: StagedFile) -> None:
+        for offset in range(0, copy.length, _COPIED):
+            part = self.fetched.read_range(copy.path, offset, min(_COPIED, copy.length - offset))
+            if len(part) != min(_COPIED, copy.length - offset):
+                raise CorruptionError(copy.path, offset=offset + len(part), reason="the file is too short")
+            file.write(offset, [part])
+            self.bytes += len(part)
+            if self._progress is not None:
+                self._progress(self.bytes, max(self.total, self.bytes))
+
+    def _check(self, copy: FileCopy, temporary: str) -> None:
+        """Check the copied file, at least that it is a pack of this repository: another's file may have this name."""
+        try:
+            read: ReadRange = self._target.read_range
+            if copy.length <= _COPIED:  # one open suffices
+                read = _reader_of(read(temporary, 0, copy.length))
+            head = packfile.decode_head(read(temporary, 0, packfile.HEAD_SIZE))
+            if head[1] != self._id:
+                raise CorruptionError(copy.path, offset=0, reason="this is not a pack of this repository")
+            faults = copy.check(read, temporary) if self._verify else []
+        except ValueError as error:
+            raise CorruptionError(copy.path, reason=str(error)) from error
+        for fault in faults:
+            raise CorruptionError(copy.path, offset=fault.offset, key=fault.key, reason=fault.reason)
+
+    def make_directory(self, path: str) -> None:
+        self._target.make_directory(path, durable=True, at_most=self.at_most(path))
+
+    def at_most(self, path: str) -> int:
+        """Return the permission bits of a copy: no more for other users than the source file has."""
+        try:
+            return self._source.permissions(path) | 0o700
+        except FileNotFoundError:  # a tag deleted meanwhile, or an empty directory that another copy left out
+            return 0o700
+
+    def write_small(self, path: str, content: bytes) -> None:
+        """Write a tag, or the record of a branch, into the copy, in place of an older one of this name."""
+        if self._target.exists(path) and self._target.read(path) != content:
+            write_over(self._target, path, content, at_most=self.at_most(path))
+            self.files += 1
+        else:
+            self.write_once(path, content)
+
+    def write_once(self, path: str, content: bytes | None = None) -> None:
+        """Copy a small file, or write `content`, unless it exists in the copy."""
+        content = self._source.read(path) if content is None else content
+        if self._target.exists(path):
+            if self._target.read(path) != content:
+                raise BackupError(self._target.url, f"its {path} differs from the repository's: choose a new one")
+            return
+        self.make_directory(os.path.dirname(path))
+        with contextlib.suppress(FileExistsError):
+            self._target.write_once(path, content, durable=True, at_most=self.at_most(path))
+        self.files += 1
+        self.bytes += len(content)

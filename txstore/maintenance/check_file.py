@@ -10,9 +10,9 @@ import tempfile
 from array import array
 from bisect import bisect_left
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from txstore._native import index
 from txstore.commit import Stored
@@ -29,18 +29,16 @@ _WINDOW = 1 << 20
 _FRAME_HEAD_MOST = packfile.FRAME_HEAD_MOST + (1 << 16) + packfile.ALIGNMENT
 
 
-class Files(Protocol):
-    """A source of files: a storage, or the parts fetched from one."""
-
-    def read_range(self, path: str, offset: int, length: int) -> bytes: ...
+#: Reads a part of a file: of a storage, or of what was fetched from one.
+ReadRange = Callable[[str, int, int], bytes]
 
 
 class Window:
     """One file, read from left to right. Raises `OSError`."""
 
-    def __init__(self, storage: Files, path: str) -> None:
+    def __init__(self, read_range: ReadRange, path: str) -> None:
         self.path = path
-        self._storage = storage
+        self._read_range = read_range
         self._begin = 0
         self._data = memoryview(b"")
 
@@ -48,7 +46,7 @@ class Window:
         """Return a part of the file; shorter only where the file ends."""
         start = offset - self._begin
         if start < 0 or start + length > len(self._data):
-            self._data = memoryview(self._storage.read_range(self.path, offset, max(length, _WINDOW)))
+            self._data = memoryview(self._read_range(self.path, offset, max(length, _WINDOW)))
             self._begin, start = offset, 0
         return self._data[start : start + length]
 
@@ -224,13 +222,13 @@ class Checked:
 
 
 def check_frames(
-    storage: Files, name: PackName, repository_id: bytes, end: int, values: Values | None = None, path: str = ""
+    read_range: ReadRange, name: PackName, repository_id: bytes, end: int, values: Values | None = None, path: str = ""
 ) -> Checked:
     """Check head and frames of a pack, which end at `end`. Raises `OSError`.
 
     `path` is given if the pack is not at its own path.
     """
-    window, checked = Window(storage, path or name.path), Checked()
+    window, checked = Window(read_range, path or name.path), Checked()
     offsets, lengths, sums, kinds = array("Q"), array("Q"), array("I"), array("B")
 
     def note(offset: int, part: str, reason: str, key: bytes | None = None) -> None:
@@ -311,9 +309,9 @@ def gaps_between_sections(stored: Stored) -> Iterator[tuple[int, int]]:
         position = offset + length
 
 
-def check_sections(storage: Files, stored: Stored, path: str = "") -> list[Fault]:
+def check_sections(read_range: ReadRange, stored: Stored, path: str = "") -> list[Fault]:
     """Check that sections and header follow each other without gaps. Raises `OSError`."""
-    window, faults = Window(storage, path or stored.path), []
+    window, faults = Window(read_range, path or stored.path), []
     header = stored.header
     runs = {(run.offset, run.length) for run in header.runs if run.pack is None}
     for start, stop in gaps_between_sections(stored):
@@ -332,9 +330,9 @@ def check_sections(storage: Files, stored: Stored, path: str = "") -> list[Fault
     return faults
 
 
-def open_run(storage: Files, name: RunName, path: str) -> tuple[index.Run, list[PackName]]:
+def open_run(read_range: ReadRange, name: RunName, path: str) -> tuple[index.Run, list[PackName]]:
     """Read a whole run and check every block. Raises `ValueError`, which says what is wrong, or `OSError`."""
-    run = index.Run(storage.read_range(path, name.offset, name.length), name.seq)
+    run = index.Run(read_range(path, name.offset, name.length), name.seq)
     run.verify()
     if run.max_seq > name.max_seq or run.entries != name.entries:
         raise ValueError("the run is not the one that the header lists")

@@ -173,7 +173,7 @@ class _Check:
             yield Departure(name.path, "bytes of its head that have no meaning are set", "Packs", 0)
         if packfile.first_frame(head) and not packfile.nth_of(number):
             yield Departure(name.path, "its head counts frames before it, and it is the first pack", "Packs", 0)
-        window, is_behind = Window(self._storage, name.path), False
+        window, is_behind = Window(self._storage.read_range, name.path), False
         for offset, frame in walk_frames(window, end):
             if frame is None:
                 return

@@ -23,7 +23,7 @@ import os
 import posixpath
 import time
 from collections.abc import Callable, Collection, Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -47,13 +47,13 @@ from txstore.format.keys import directory_prefix, is_related
 from txstore.format.packfile import PackName
 from txstore.format.records import ErasureRecord, ReplacementTable
 from txstore.history.commits import Commits
+from txstore.history.new_commit import Contents, NewCommit
 from txstore.history.operations import forget_details
-from txstore.history.publisher import Contents, Publisher
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.history.staged_packs import recorded
 from txstore.locks.pins import HERE, SPAN
 from txstore.maintenance.reachable import living_branches
-from txstore.maintenance.replacement_packs import RowFates, ValueAfter, write_replacements
+from txstore.maintenance.replacement_packs import ValueAfter, row_fates, write_replacements
 from txstore.maintenance.scrub import Fates, Survey, rewrite, survey
 from txstore.maintenance.vacuum import vacuum
 from txstore.segments.replaced import read_records
@@ -67,13 +67,9 @@ _LOOK_AGAIN = 0.05  # seconds
 _ROUNDS = 5
 
 
-class Delete(Protocol):
-    """Deletes the paths from the head of a branch with a commit, or overwrites the rows."""
-
-    def __call__(self, head: Snapshot, branch: str, *, asks: bool) -> object:
-        """`asks`: change nothing. Either way, raise what the commit raises."""
-
-
+#: Deletes the paths from a head of a branch with a commit, or overwrites the rows. With `asks=True` it changes nothing.
+#: Either way, it raises what the commit raises.
+Delete = Callable[..., object]
 #: Commits the values of some keys of a branch's head again.
 Renew = Callable[[Snapshot, str, Collection[str]], object]
 
@@ -155,23 +151,16 @@ def erasing(commits: Commits, snapshots: Snapshots, renew: Renew, *, timeout: fl
             commits.storage.cache.forget_all()
 
 
+@dataclass
 class Erasing:
     """A turn: `erase` is `Repository.erase`."""
 
-    def __init__(
-        self,
-        commits: Commits,
-        snapshots: Snapshots,
-        renew: Renew,
-        timeout: float | None,
-        check_turn: Callable[[], object],
-    ) -> None:
-        self._commits = commits
-        self._snapshots = snapshots
-        self._renew = renew
-        self._timeout = timeout
-        self._check_turn = check_turn
-        self._finished: list[tuple[ErasureRecord, ErasureReport]] = []  # which others had begun
+    _commits: Commits
+    _snapshots: Snapshots
+    _renew: Renew
+    _timeout: float | None
+    _check_turn: Callable[[], object]
+    _finished: list[tuple[ErasureRecord, ErasureReport]] = field(default_factory=list)  # which others had begun
 
     def finish_interrupted(self) -> None:
         for record in self._unfinished():
@@ -357,7 +346,8 @@ class _Erasing:
             return True
         # Values that no kept commit has may be theirs: they were overwritten, and their commits have expired since.
         places = self._unless_expired(lambda: {place for value in rows.values() for place in value.places})
-        return bool(self._survey(None, _Unreachable(places)).changes)
+        fates = Fates(frozenset(), lambda pack, offset: None if (pack, offset) in places else packfile.REF_ERASED)
+        return bool(self._survey(None, fates).changes)
 
     # --- processes in the way
 
@@ -574,7 +564,7 @@ class _Erasing:
         return self._unless_expired(work)
 
     def _scrub(self, record: ErasureRecord) -> ErasureRecord:
-        fates = None if record.table is None else RowFates(self._storage, record)
+        fates = None if record.table is None else row_fates(self._storage, record)
         self._check_turn()
         with self._storage.lock(names.COMMIT_LOCK):
             for _ in range(_ROUNDS):
@@ -621,43 +611,19 @@ class _Erasing:
     def _commit(self, branch: str, message: str, properties: Mapping[str, Any]) -> Commit:
         """Make a commit that changes nothing."""
         writer = self._commits.staged.new(os.urandom(16), 0)
-        publisher = Publisher(
+        new = NewCommit(
             self._commits, writer, branch=branch, durable=True, message=message, properties=properties
         )  # fmt: skip
         try:
-            publisher.prepare(self._commits.head(branch))
-            stored = publisher.publish(_Unchanged(self._snapshots, branch))
+            new.prepare(self._commits.head(branch))
+            stored = new.publish(
+                lambda: self._snapshots.newest(branch), lambda head: Contents((), tuple(head.run_names))
+            )
             assert stored is not None
             return stored.commit
         finally:
-            if writer.close() and not publisher.proposed:
+            if writer.close() and not new.proposed:
                 self._storage.delete(writer.path)
-
-
-class _Unreachable:
-    """Erases all values but some: a `scrub.Fates`."""
-
-    packs: frozenset[bytes] = frozenset()
-
-    def __init__(self, kept: Collection[tuple[PackName, int]]) -> None:
-        self._kept = kept
-
-    def of(self, pack: PackName, offset: int) -> int | None:
-        return None if (pack, offset) in self._kept else packfile.REF_ERASED
-
-
-class _Unchanged:
-    """A commit that changes nothing: a `Plan` of `history.publisher`."""
-
-    def __init__(self, snapshots: Snapshots, branch: str) -> None:
-        self._snapshots = snapshots
-        self._branch = branch
-
-    def catch_up(self) -> Snapshot:
-        return self._snapshots.newest(self._branch)
-
-    def contents(self, head: Snapshot) -> Contents:
-        return Contents((), tuple(head.run_names))
 
 
 def scrub(storage: Storage, found: Survey) -> int:

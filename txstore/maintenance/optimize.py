@@ -13,7 +13,8 @@ from __future__ import annotations
 import errno
 import os
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
 from itertools import tee
 
 from txstore._native import index as native_index
@@ -23,11 +24,12 @@ from txstore.format import packfile
 from txstore.format.commitfile import DataPack, RunName, Section
 from txstore.format.packfile import PackName
 from txstore.history.commits import Commits
-from txstore.history.publisher import Contents, Publisher, SyncFailedError, align
+from txstore.history.new_commit import Contents, NewCommit, SyncFailedError, align
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.maintenance.reachable import Reachable
 from txstore.progress import Progress
 from txstore.segments import runs as index
+from txstore.segments.object_writer import LONG
 from txstore.segments.pack_writer import Writer
 from txstore.steps import step
 from txstore.storage.interface import Mapped, Storage, spooled
@@ -37,6 +39,8 @@ PACK_LENGTH = 256 << 20
 #: `optimize` copies packs shorter than this, in bytes, and those with a live share below `LIVE_SHARE`.
 SMALL_PACK = 32 << 20
 LIVE_SHARE = 0.8
+#: The former on an object store, where packs end at `OBJECT_SIZE`, and at each long value.
+SMALL_OBJECT = LONG
 #: Values, and bytes, that are fetched at once from an object store.
 FETCHED_AT_ONCE, BYTES_AT_ONCE = 64, 16 << 20
 _PAGE = 4096  # keys
@@ -53,13 +57,14 @@ MERGED_UNDER_LOCK = 20_000
 
 @dataclass(slots=True)
 class PackUse:
-    """The live bytes of one pack: its values, `values` in number, and the runs in it."""
+    """The live bytes of one pack: its values, `values` in number and of these groups, and the runs in it."""
 
     name: PackName
     length: int = 0
     live: int = 0
     runs: int = 0
     values: int = 0
+    groups: set[int] = field(default_factory=set)
 
     @property
     def is_wasteful(self) -> bool:
@@ -70,11 +75,13 @@ class PackUse:
 Choice = Callable[[Mapping[PackName, PackUse]], set[PackName]]
 
 
-def small_or_wasteful(uses: Mapping[PackName, PackUse]) -> set[PackName]:
-    """Choose packs as an explicit `optimize` does."""
-    chosen = [use for use in uses.values() if use.values and (use.length < SMALL_PACK or use.is_wasteful)]
-    if len(chosen) == 1 and not chosen[0].is_wasteful:
-        return set()  # copying it would change nothing
+def small_or_wasteful(uses: Mapping[PackName, PackUse], small: int) -> set[PackName]:
+    """Choose the packs shorter than `small`, and wasteful ones, as an explicit `optimize` does."""
+    chosen = [use for use in uses.values() if use.values and (use.length < small or use.is_wasteful)]
+    writers = {packfile.writer_of(use.name.id) for use in chosen}
+    groups = {group for use in chosen for group in use.groups}  # each gets a writer of its own
+    if len(writers) <= len(groups) and not any(use.is_wasteful for use in chosen):
+        return set()  # copying them would change nothing
     return {use.name for use in chosen}
 
 
@@ -105,7 +112,7 @@ def optimize(
     *,
     branch: str,
     durable: bool,
-    choose: Choice = small_or_wasteful,
+    choose: Choice | None = None,
     progress: Progress | None = None,
 ) -> Stored | None:
     """Return the commit that was made; None if nothing was to be done, or other committers won each race.
@@ -118,9 +125,10 @@ def optimize(
     commits.identity.create(durable=durable)  # a copied repository may lack empty directories
     snapshots.heed_erasures()
     head = snapshots.of_head(stored)
-    uses = uses_of(head)
+    uses = uses_of(head, commits.staged.group)
     for name in _shared(commits, branch, uses):
         del uses[name]
+    choose = choose or partial(small_or_wasteful, small=SMALL_OBJECT if commits.staged.uploads else SMALL_PACK)
     chosen = choose(uses)
     if not chosen and len(head.run_names) < 2:
         return None
@@ -135,7 +143,7 @@ def optimize(
         try:
             made = optimizer.run()
         finally:
-            copies.close(published=optimizer.publisher.proposed)
+            copies.close(published=optimizer.new.proposed)
     except SyncFailedError as error:
         raise_if_full(error.cause)
         raise error.cause from None
@@ -182,14 +190,15 @@ def _shared(commits: Commits, branch: str, uses: Mapping[PackName, PackUse]) -> 
     return {name for name in uses if name.path in begun.paths}
 
 
-def uses_of(snapshot: Snapshot) -> dict[PackName, PackUse]:
-    """Return the live bytes of each pack that a commit reaches."""
+def uses_of(snapshot: Snapshot, group: Callable[[str], int] = lambda _: 0) -> dict[PackName, PackUse]:
+    """Return the live bytes, and the groups of the values, of each pack that a commit reaches."""
     uses: dict[PackName, PackUse] = {}
     runs = snapshot.runs
     for key, name, length in live_values(snapshot):
         use = uses.get(name) or uses.setdefault(name, PackUse(name))
         use.live += length + len(key) + _FRAME_OVERHEAD
         use.values += 1
+        use.groups.add(group(key.decode(errors="replace")))
     for run in runs.names:
         if run.pack is not None:
             use = uses.get(run.pack) or uses.setdefault(run.pack, PackUse(run.pack))
@@ -340,7 +349,7 @@ class _Copies:
 
 
 class _Optimizer:
-    """The commit that publishes the new places: a `Plan` of `history.publisher`, tried a few times."""
+    """The commit that publishes the new places, tried a few times."""
 
     def __init__(
         self, commits: Commits, snapshots: Snapshots, head: Snapshot, copies: _Copies, *, branch: str, durable: bool
@@ -351,9 +360,7 @@ class _Optimizer:
         self.copies = copies
         self.branch = branch
         self.writer = commits.staged.new(copies.id, 0)
-        self.publisher = Publisher(
-            commits, self.writer, copies.packs(), branch=branch, durable=durable, message="optimize"
-        )
+        self.new = NewCommit(commits, self.writer, copies.packs(), branch=branch, durable=durable, message="optimize")
         # Of one attempt:
         self.inputs: tuple[RunName, ...] = ()
         self.merged: tuple[Section, RunName] | None = None  # replaces `inputs`
@@ -367,9 +374,9 @@ class _Optimizer:
                 if (stored := self._attempt()) is not None:
                     break
         finally:
-            if stored is None and not self.publisher.proposed:
-                self.publisher.withdraw_packs()
-            if self.writer.close() and stored is None and not self.publisher.proposed:
+            if stored is None and not self.new.proposed:
+                self.new.withdraw_packs()
+            if self.writer.close() and stored is None and not self.new.proposed:
                 self.commits.storage.delete(self.writer.path)
         return stored
 
@@ -386,8 +393,8 @@ class _Optimizer:
         if not self.inputs and self.may_wait:
             return None
         self.merged = self._append(self.head, len(self.inputs), self.copies.run_of) if self.inputs else None
-        self.publisher.prepare(self.head.stored)
-        return self.publisher.publish(self)
+        self.new.prepare(self.head.stored)
+        return self.new.publish(self.catch_up, self.contents)
 
     def catch_up(self) -> Snapshot:
         return self.snapshots.newest(self.branch)
@@ -407,8 +414,8 @@ class _Optimizer:
 
     def _append(self, head: Snapshot, oldest: int, relocated: Callable[[int, int], Mapped]) -> tuple[Section, RunName]:
         content = self._merge(head, oldest, relocated(oldest, len(head.run_names)))
-        self.publisher.end = align(self.writer.size)
-        section = self.publisher.append(content)
+        self.new.end = align(self.writer.size)
+        section = self.new.append(content)
         return section, index.name_run(content, 0, section.offset)
 
     def _merge(self, head: Snapshot, oldest: int, relocated: Mapped) -> Mapped:

@@ -20,6 +20,7 @@ from fsspec.core import split_protocol
 from txstore.errors import RepositoryNotFoundError
 from txstore.format import names
 from txstore.history.opening import is_repository, open_commits, open_storage
+from txstore.storage.local import sync_directory
 from txstore.storage.objects.urls import public
 
 
@@ -65,13 +66,5 @@ def protect(path: str | os.PathLike[str]) -> Protected:
             with contextlib.suppress(OSError):
                 os.rename(moved, link)
         raise
-    _sync(os.path.dirname(link))
+    sync_directory(os.path.dirname(link))
     return Protected(link, directory, aside)
-
-
-def _sync(directory: str) -> None:
-    descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)

@@ -280,7 +280,7 @@ class _Repairer:
 
     def _repair_pack(self, commits: Commits, stored: Stored, name: PackName, end: int, faults: list[Fault]) -> None:
         """Repair head, padding and the beginnings of frames."""
-        identity, window = commits.identity.id, Window(self.storage, name.path)
+        identity, window = commits.identity.id, Window(self.storage.read_range, name.path)
         parts: list[Correction] = []
         damaged = {fault.part for fault in faults}
         if name in stored.header.compaction_outputs:
@@ -293,9 +293,9 @@ class _Repairer:
         paddings = {fault.offset for fault in faults if fault.part == "padding"}
 
         def is_better(path: str) -> bool:
-            left = check_frames(self.storage, name, identity, end, path=path).faults
+            left = check_frames(self.storage.read_range, name, identity, end, path=path).faults
             if stored.path == name.path:
-                left += check_sections(self.storage, stored, path)
+                left += check_sections(self.storage.read_range, stored, path)
             return len(left) < len(faults) or not left
 
         with suppress(TxStoreError, OSError, ValueError):
@@ -322,7 +322,7 @@ class _Repairer:
             is_own = own is not None and own.pack is None and run == own.inside(file)
 
             def is_whole(path: str, run: RunName = run) -> bool:
-                open_run(self.storage, run, path)
+                open_run(self.storage.read_range, run, path)
                 return True
 
             with suppress(TxStoreError, OSError, ValueError):  # its sources are damaged, too
@@ -442,7 +442,7 @@ def _own_run(commits: Commits, stored: Stored, parent: Stored | None) -> bytes |
     parts = [(0, header.name, frames_end(stored))]
     parts += [(packfile.number_of(header.id, pack.name.id), pack.name, pack.end) for pack in packs]
     for number, name, end in parts:
-        window = Window(commits.storage, name.path)
+        window = Window(commits.storage.read_range, name.path)
         first = packfile.first_frame(bytes(window.at(0, packfile.HEAD_SIZE))) if packfile.nth_of(number) else 0
         for _, frame in walk_frames(window, end):
             if frame is None:

@@ -18,6 +18,7 @@ from txstore.format.packfile import PackName
 from txstore.format.records import ErasureRecord, ReplacementTable
 from txstore.format.replacements import KEPT, REPLACED, after_pack, kept_key, place_of, replaced_key
 from txstore.history.commits import Commits
+from txstore.maintenance.scrub import Fates
 from txstore.segments.ranged_packs import open_packs
 from txstore.segments.ranged_runs import open_runs
 from txstore.segments.replaced import read_records
@@ -141,29 +142,28 @@ def _packs_named(storage: Storage, run: RunName) -> Iterator[PackName]:
             key = after_pack(key)
 
 
-class RowFates:
-    """What an erasure of rows has decided of each value: a `scrub.Fates`.
+def row_fates(storage: Storage, record: ErasureRecord) -> Fates:
+    """Return what an erasure of rows has decided of each value. Raises `CorruptionError` if its table is damaged.
 
     A value that the table does not name was in no kept commit when the table was written: it is erased. The table
-    itself may be gone: a vacuum deletes it when no kept commit needs any of the values.
+    itself may be gone from the storage: a vacuum deletes it when no kept commit needs any of the values.
 
     Values that newer erasures have written are not judged: the table is older than they are.
     """
+    table = record.table
+    newer = [each.table for each in read_records(storage) if (each.time, each.id) > (record.time, record.id)]
+    packs = frozenset(pack for each in (table, *newer) if each is not None for pack in each.packs)
+    run = table.run if table is not None else None
+    is_there = run is not None and run.pack is not None and storage.exists(run.pack.path)
+    opened = open_runs([run], open_packs(storage)) if run is not None and is_there else None
 
-    def __init__(self, storage: Storage, record: ErasureRecord) -> None:
-        """`storage` has the table. Raises `CorruptionError` if it is damaged."""
-        table = record.table
-        newer = [each.table for each in read_records(storage) if (each.time, each.id) > (record.time, record.id)]
-        self.packs = frozenset(pack for each in (table, *newer) if each is not None for pack in each.packs)
-        run = table.run if table is not None else None
-        is_there = run is not None and run.pack is not None and storage.exists(run.pack.path)
-        self._runs = open_runs([run], open_packs(storage)) if run is not None and is_there else None
-
-    def of(self, pack: PackName, offset: int) -> int | None:
-        if self._runs is not None:
-            kept, replaced = self._runs.refs([kept_key(pack, offset), replaced_key(pack, offset)])
+    def fate(pack: PackName, offset: int) -> int | None:
+        if opened is not None:
+            kept, replaced = opened.refs([kept_key(pack, offset), replaced_key(pack, offset)])
             if replaced is not None:  # perhaps by a value that a newer erasure has erased: that one names this, too
                 return packfile.REF_PACK
             if kept is not None:
                 return None
         return packfile.REF_ERASED
+
+    return Fates(packs, fate)

@@ -40,7 +40,7 @@ class Replacer:
             raise ValueError(f"a part to repair lies beyond the end of {path}")
 
         def write(temporary: str, file: StagedFile) -> None:
-            window = Window(self.storage, path)
+            window = Window(self.storage.read_range, path)
             for offset in range(0, length, _COPIED):
                 file.write(offset, [bytes(window.at(offset, min(_COPIED, length - offset)))])
             for offset, content in parts:

@@ -11,9 +11,9 @@ from __future__ import annotations
 import contextlib
 import os
 import posixpath
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import NamedTuple, Protocol
+from typing import NamedTuple
 
 from txstore._native import index, index_fallback
 from txstore.commit import Stored
@@ -54,17 +54,13 @@ class _RunRewrite(NamedTuple):
     kind_after: index_fallback.KindAfter
 
 
-class Fates(Protocol):
+class Fates(NamedTuple):
     """Says what becomes of each value below the paths, if not all of them are erased."""
 
     packs: frozenset[bytes]
     """The packs that are part of the answer: their values stay."""
-
-    def of(self, pack: PackName, offset: int) -> int | None:
-        """Return the kind that refs to a value have afterwards; None if it stays.
-
-        `REF_PACK`: another value replaces it.
-        """
+    of: Callable[[PackName, int], int | None]
+    """Returns the kind that refs to a value have afterwards; None if it stays. `REF_PACK`: another one replaces it."""
 
 
 @dataclass(slots=True)
@@ -294,7 +290,7 @@ class _Surveyor:
 
     def _look_into(self, file: _File) -> None:
         path = file.name.path
-        window = Window(self._storage, path)
+        window = Window(self._storage.read_range, path)
         listed = None if file.stored is not None else self._directory(file)
         end = file.end if file.end is not None else file.size
         if listed is not None:

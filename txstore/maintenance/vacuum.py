@@ -11,6 +11,11 @@ deletes two small files that can be written again.
 
 A commit's protection may pass from a pin to the record of a transaction, or to a tag: the vacuum reads them in this
 order.
+
+A repository with a retention is not vacuumed otherwise. Every `STEP` commits, the process that made the last one
+expires old commits: it copies their live values together, raises the oldest kept version, and deletes their files. This
+reads every key, so the process waits until enough was committed since: the cost is spread over the expired commits, for
+any number of keys.
 """
 
 from __future__ import annotations
@@ -22,20 +27,23 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from functools import partial
+from typing import Any
 
 from txstore.commit import MAIN, Stored
-from txstore.errors import CommitNotFoundError, CorruptionError, WrongFileTypeError, is_full
+from txstore.errors import CommitNotFoundError, CorruptionError, TxStoreError, WrongFileTypeError, is_full, warn
 from txstore.format import names, packfile
 from txstore.format.display import html_head, readable_size
+from txstore.history import operations
 from txstore.history.ancestry import Ancestry
 from txstore.history.commits import Commits
 from txstore.history.find import first_since
 from txstore.history.full_disk import Spare
+from txstore.history.new_commit import Contents, NewCommit, SyncFailedError
 from txstore.history.operations import delete_old
-from txstore.history.publisher import Contents, Publisher, SyncFailedError
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.history.staged_packs import recorded
 from txstore.locks.pins import SPAN
+from txstore.maintenance.optimize import below, optimize
 from txstore.maintenance.reachable import (
     Reachable,
     StagedPacks,
@@ -49,7 +57,10 @@ from txstore.maintenance.replacement_packs import packs_in_use
 from txstore.segments.packs import MissingPackError
 from txstore.steps import step
 from txstore.storage.interface import Storage, paths_in
+from txstore.transactions.held_locks import TransactionLocks
 from txstore.transactions.participants.reclaim import reclaim_staging
+from txstore.transactions.staging import Staging
+from txstore.transactions.transaction import Transaction
 
 _log = logging.getLogger(__name__)
 
@@ -151,7 +162,7 @@ def _microseconds(older_than: timedelta | datetime, storage: Storage) -> int:
 
 
 class _Vacuum:
-    """One vacuum; and the commit by which it raises the oldest kept version, as a `Plan` of `history.publisher`."""
+    """One vacuum; and the commit by which it raises the oldest kept version."""
 
     def __init__(self, commits: Commits, snapshots: Snapshots, *, branch: str, dry_run: bool) -> None:
         self.commits = commits
@@ -294,23 +305,23 @@ class _Vacuum:
     def _publish(self, head: Stored) -> Stored:
         writer = self.commits.staged.new(os.urandom(16), 0)
         # Always durable (I10): files of commits with `durability="none"` are synced once, not each time.
-        publisher = Publisher(self.commits, writer, branch=self.branch, durable=True, message="vacuum")
+        new = NewCommit(self.commits, writer, branch=self.branch, durable=True, message="vacuum")
         try:
-            publisher.prepare(head)
-            stored = publisher.publish(self)
+            new.prepare(head)
+            stored = new.publish(self._catch_up, self._contents)
             assert stored is not None
             return stored
         finally:
-            if writer.close() and not publisher.proposed:
+            if writer.close() and not new.proposed:
                 self.storage.delete(writer.path)
 
-    def catch_up(self) -> Snapshot:
+    def _catch_up(self) -> Snapshot:
         head = self.snapshots.newest(self.branch)
         if head.stored is not None:
             self._ancestry.reach(head.stored)  # before others wait for us
         return head
 
-    def contents(self, head: Snapshot) -> Contents:
+    def _contents(self, head: Snapshot) -> Contents:
         assert head.stored is not None
         # Read again, as late as possible: a transaction whose base falls below the oldest kept version can't commit.
         oldest_kept = self._limited(head.stored, self.oldest_kept)
@@ -393,8 +404,9 @@ class _Vacuum:
                     doomed.append(path)
             raised = paths_in(self.commits.storage, names.oldest_kept_directory(branch))
             if branch in living:
-                highest = max(raised, default="")  # names have one length, except for absurdly large numbers
-                doomed += [path for path in raised if path != highest]
+                found_versions = (names.parse_version(path.rpartition("/")[2]) or 0 for path in raised)
+                highest = max([living[branch], *found_versions])  # `dry_run` has not written its own
+                doomed += [path for path in raised if path != names.oldest_kept_path(branch, highest)]
             elif lowest == kept_from:
                 doomed += [*raised, names.head_cache_path(branch)]
                 empty += [names.commits_directory(branch), names.oldest_kept_directory(branch)]
@@ -413,3 +425,87 @@ class _Vacuum:
                 if stored is not None and seq is not None:
                     yield max(0, seq - (stored.header.seq - version))  # both grow by one with each commit
                     return
+
+
+#: Least number of commits between two folds.
+STEP = 64
+#: A fold is worth its cost from these ratios on: old commits, or keys written in them, for each key at the head; and
+#: old commits for each kept one.
+COMMITS_FOR_A_KEY, WRITTEN_FOR_A_KEY, COMMITS_FOR_A_KEPT_ONE = 1 / 64, 1 / 4, 1 / 4
+
+
+def check_retention(retention: int | timedelta | None) -> dict[str, Any] | None:
+    """Return the arguments of `vacuum` for a retention: a number of commits, or a time."""
+    if retention is None:
+        return None
+    if isinstance(retention, timedelta):
+        if retention < timedelta(0):
+            raise ValueError(f"retention={retention!r}: give a positive time")
+        return {"older_than": retention}
+    if isinstance(retention, bool) or not isinstance(retention, int):
+        raise TypeError(f"retention= takes a number of commits or a timedelta, not {type(retention).__name__}")
+    if retention < 1:
+        raise ValueError(f"retention={retention}: at least the newest commit is kept, so 1 is the least")
+    return {"keep": retention}
+
+
+class FoldingTransaction(Transaction):
+    """A transaction of a repository with a retention: it commits, then it folds old commits."""
+
+    def __init__(
+        self,
+        commits: Commits,
+        snapshots: Snapshots,
+        staging: Staging,
+        locks: TransactionLocks | None,
+        *,
+        wanted: dict[str, Any],
+        durable: bool,
+    ) -> None:
+        super().__init__(commits, snapshots, staging, locks)
+        self._commits = commits
+        self._snapshots = snapshots
+        self._wanted = wanted
+        self._durable = durable
+
+    def commit(self, message: str | None = None, *, allow_lost: bool = False) -> Snapshot | None:
+        made = super().commit(message, allow_lost=allow_lost)
+        if made is not None and made.stored is not None:
+            fold(self._commits, self._snapshots, made.stored, self._wanted, durable=self._durable)
+        return made
+
+
+def fold(commits: Commits, snapshots: Snapshots, made: Stored, wanted: dict[str, Any], *, durable: bool) -> None:
+    """Expire old commits after a commit, if it is time to. A failure is only a warning."""
+    header = made.header
+    if header.version % STEP:
+        return
+    try:
+        oldest_kept = expiring(commits, snapshots, branch=header.branch, **wanted)
+        # Half of it: the commits of a fold itself raise the oldest kept version by one or two more than the number of
+        # commits between folds.
+        if oldest_kept - header.oldest_kept >= STEP // 2 and _is_worth_it(commits, made, oldest_kept):
+            told = {name: str(value) for name, value in wanted.items()}
+            with operations.recorded(commits.storage, "retention", {"branch": made.commit.branch, **told}) as result:
+                optimize(
+                    commits, snapshots, branch=header.branch, durable=durable, choose=below(header.branch, oldest_kept)
+                )
+                result.update(vacuum(commits, snapshots, branch=header.branch, **wanted).as_dict())
+    except (TxStoreError, OSError) as error:
+        # The commit is made. The process that makes one 64 commits later tries again.
+        with contextlib.suppress(RuntimeWarning):  # where warnings are errors
+            warn(f"old commits were not folded: {error}", RuntimeWarning)
+
+
+def _is_worth_it(commits: Commits, made: Stored, oldest_kept: int) -> bool:
+    header = made.header
+    keys = sum(run.entries for run in header.runs)
+    count, kept = oldest_kept - header.oldest_kept, header.version - oldest_kept
+    if count < COMMITS_FOR_A_KEPT_ONE * kept:
+        return False  # a vacuum reads the headers of all that are kept
+    if count >= COMMITS_FOR_A_KEY * keys:
+        return True
+    some = [commits.files.read(header.branch, header.oldest_kept + i * count // STEP) for i in range(STEP)]
+    statistics = [stored.header.statistics for stored in some if stored is not None]
+    written = sum(each.keys_set + each.keys_deleted + each.prefixes_deleted for each in statistics)
+    return written * count / STEP >= WRITTEN_FOR_A_KEY * keys

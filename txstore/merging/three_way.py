@@ -50,9 +50,9 @@ from txstore.format.keys import ancestors, directory_prefix, is_document, node_o
 from txstore.format.mapping import Hierarchy
 from txstore.format.row_moves import kept, moved_along, moves_of
 from txstore.merging import elements
-from txstore.merging.appending import Appended, Joined, appended
 from txstore.merging.document_fields import Extent, merge_documents, structure_of
 from txstore.merging.doubts import Doubts
+from txstore.merging.elements import Appended, Joined, appended
 from txstore.merging.merge_conflicts import Answers, Conflict, table_of
 from txstore.merging.merge_side import Side
 from txstore.merging.moved_nodes import Aligned, align
@@ -125,7 +125,7 @@ def three_way(
     """Return the plan that adds the changes of theirs to ours. It includes conflicts without an answer.
 
     With `is_strict`, a change by both is a conflict even if equal, as between transactions (I5). With `concatenates`,
-    rows that theirs appended along an axis go after those of ours (`appending`). `progress` gets the bytes of the
+    rows that theirs appended along an axis go after those of ours (`elements`). `progress` gets the bytes of the
     chunks that both changed.
     """
     answers, doubts = answers or Answers(None), doubts or Doubts()

@@ -5,7 +5,6 @@ installed if the user has configured `codec_pipeline.path`, or if the environmen
 """
 
 from txstore.pipeline.codec_pipeline import TxCodecPipeline
-from txstore.pipeline.own_reads import made_own, open_own
-from txstore.pipeline.registration import describe
+from txstore.pipeline.registration import describe, made_own, open_own
 
 __all__ = ["TxCodecPipeline", "describe", "made_own", "open_own"]

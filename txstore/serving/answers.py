@@ -6,11 +6,9 @@ import asyncio
 import contextlib
 import gzip
 import json
-import math
 import re
 from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, MutableMapping, Sequence
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from functools import partial
 from typing import Any, NamedTuple, TypeAlias
 from urllib.parse import quote
@@ -25,6 +23,7 @@ from txstore.errors import (
     SourceError,
     TxStoreError,
 )
+from txstore.format.display import plain
 from txstore.storage.request_threads import in_thread
 
 Scope: TypeAlias = MutableMapping[str, Any]
@@ -234,20 +233,4 @@ def headers_of(scope: Scope) -> Mapping[bytes, bytes]:
 
 def encoded(told: Any) -> bytes:
     """Return JSON. Numbers that are not finite are strings, as Zarr writes them."""
-    return json.dumps(_plain(told), allow_nan=False, separators=(",", ":")).encode()
-
-
-def iso(time: datetime) -> str:
-    return time.astimezone(UTC).isoformat().replace("+00:00", "Z")
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, float) and not math.isfinite(value):
-        return "NaN" if math.isnan(value) else "Infinity" if value > 0 else "-Infinity"
-    if isinstance(value, datetime):
-        return iso(value)
-    if isinstance(value, Mapping):
-        return {str(name): _plain(each) for name, each in value.items()}
-    if isinstance(value, list | tuple):
-        return [_plain(each) for each in value]
-    return value
+    return json.dumps(plain(told), allow_nan=False, separators=(",", ":")).encode()

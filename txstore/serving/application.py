@@ -19,12 +19,10 @@ from txstore.serving.answers import (
     path_of,
     until_gone,
 )
-from txstore.serving.events import Events
-from txstore.serving.files import RepositoryFiles
+from txstore.serving.events import Events, Work
+from txstore.serving.files import PageFiles, RepositoryFiles
 from txstore.serving.guard import Guard
-from txstore.serving.page_files import PageFiles
 from txstore.serving.plain_zarr import PlainZarr
-from txstore.serving.work import Work
 from txstore.storage.request_threads import executor
 from txstore.store import OpenedRepository
 

@@ -102,7 +102,7 @@ class Gate:
     # --- calls
 
     def wait_to_call(self) -> None:
-        """Wait until the gate is open, for `call` and the hot paths of `sessions/calls.py`, which do as it does."""
+        """Wait until the gate is open, for `call` and the hot paths of `zarr_interface.py`, which do as it does."""
         me = get_ident()
         try:
             self._queue.add(me)

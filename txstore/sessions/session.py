@@ -1,14 +1,17 @@
 """Runs the transactions of one store, one after the other. Array objects outlive them.
 
 Each call of zarr is of one transaction. What array objects may rely on from one to the next: `stale_arrays` (I6).
+
+In the block of `with store.lock(...)`, one thread locks chunks, and always releases them at the end. While the block
+runs, its thread is inside the session's gate: a commit by another thread waits for the end of the block.
 """
 
 from __future__ import annotations
 
 import os
-from collections.abc import Collection, Hashable, Mapping
+from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import suppress
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from txstore import processes
 from txstore.commit import MAIN, Commit
@@ -17,13 +20,17 @@ from txstore.errors import TransactionStateError, TxStoreError
 from txstore.format.records import SERIALIZABLE, SNAPSHOT
 from txstore.history.snapshot import Snapshot
 from txstore.sessions import zarr_operations
-from txstore.sessions.gate import PATIENCE, Gate, busy
+from txstore.sessions.gate import PATIENCE, Block, Gate, busy
 from txstore.sessions.session_transaction import Joining, SessionTransaction, Terms
 from txstore.sessions.stale_arrays import HeldDocuments, Reliance
-from txstore.transactions.begin_checks import check_description
 from txstore.transactions.conflicts import Settle
+from txstore.transactions.held_locks import Turn, deadline_of, remaining
 from txstore.transactions.reads import check_isolation
-from txstore.transactions.transaction import Transaction
+from txstore.transactions.regions import Lock
+from txstore.transactions.transaction import Transaction, check_description
+
+if TYPE_CHECKING:
+    from txstore.transactions.transaction import Transaction
 
 
 class Session:
@@ -78,7 +85,7 @@ class Session:
     def before_fork(self) -> None:
         if (self.depth or self.may_fork) and self.current.ended is None and not self.current.is_joined:
             with suppress(OSError, TxStoreError):  # if the child writes, it gets an error that says so
-                self.transaction.participation.share()
+                self.transaction.lifecycle.share()
 
     def after_fork_in_child(self) -> None:
         self.depth = 0  # the `with` blocks belong to the parent
@@ -129,8 +136,11 @@ class Session:
             block.current.get()
         return block
 
-    def leave_block(self, *, complete: bool) -> None:
-        """Leave a block of a participant: seal its part, or give it up. Afterwards this session is not used again."""
+    def leave_block(self, outside: Session | None, *, complete: bool) -> None:
+        """Leave a block of a participant: seal its part, or give it up. Afterwards this session is not used again.
+
+        `outside` goes on, and sees what the block has staged.
+        """
         with self.gate.shut():
             try:
                 if complete and not self.gate.close():
@@ -140,14 +150,17 @@ class Session:
                 raise
             finally:
                 if self.current.is_named:
-                    self.transaction.participation.leave()
+                    self.transaction.lifecycle.leave()
                 elif self.current.present is not None:
-                    self.current.present.participation.leave_block(complete=complete)
+                    self.current.present.lifecycle.leave_block(complete=complete)
+        if complete and self.current.present and outside and outside.current.present:
+            with suppress(TransactionStateError):  # it has just ended: the next call will say so
+                outside.current.present.members.see(dict(self.current.present.members.staged.version))
 
     def enter(self) -> None:
         """Enter a `with` block. Raises `TransactionStateError` if a named transaction has ended meanwhile."""
         if self.depth == 0 and self.current.is_named and self.current.present is not None:
-            self.current.present.participation.enter()
+            self.current.present.lifecycle.enter()
         self.depth += 1
 
     def leave(self, *, complete: bool) -> None:
@@ -159,9 +172,9 @@ class Session:
             if (complete or self.current.is_named) and not self.gate.close():
                 raise busy()
             if self.current.is_named:
-                transaction.participation.leave()
+                transaction.lifecycle.leave()
             elif complete:
-                transaction.participation.seal()
+                transaction.lifecycle.seal()
             else:
                 self.fail("a `with` block was left by an exception")
 
@@ -211,15 +224,17 @@ class Session:
             self.held.learn(ended)
             if not allow_misaligned:
                 self.held.check_aligned(ended)
-            ended.ending.needs_change = at_end and self._has_ended_one
+            ended.lifecycle.needs_change = at_end and self._has_ended_one
             made = ended.commit(message, allow_lost=allow_lost)
-            if made is not None or not ended.ending.needs_change:
+            if made is not None or not ended.lifecycle.needs_change:
                 self.unchanged = ended.unchanged
             self._has_ended_one |= made is not None
             self.held.learn(ended)  # of the last changes; this raises nothing
             self.held.forget_cleared()
             new = old if made is None else made
-            self._move(old, new, own=new.seq, settled=ended.ending.settled)  # this raises nothing: the commit is made
+            self._move(
+                old, new, own=new.seq, settled=ended.lifecycle.settled
+            )  # this raises nothing: the commit is made
             if ended.members.is_named:
                 self.current.ended = "this transaction was committed: begin a new one with repo.transaction()"
             return None if made is None else made.commit
@@ -265,3 +280,77 @@ class Session:
         """
         self.held.move_on(old, new, own=own, settled=settled)
         self.current.move_to(new)
+
+
+class LockBlock:
+    """A context manager, entered once. The block gets the keys whose last holder died while it held them.
+
+    `present` returns the transaction to lock in. If another thread ends that transaction while this thread waits, it
+    returns the next one.
+    """
+
+    _transaction: Transaction | None = None  # the transaction that holds the locks
+    _inside: Block | None = None
+
+    def __init__(self, present: Callable[[], Transaction], gate: Gate, lock: Lock, timeout: float | None) -> None:
+        self._present = present
+        self._gate = gate
+        self._lock = lock
+        self._timeout = timeout
+        self._turns: list[Turn] = []  # each turn is added here before it takes anything
+
+    def __enter__(self) -> Sequence[str]:
+        if self._transaction is not None:
+            raise TransactionStateError("this lock was entered before: call store.lock() for each block", state="used")
+        deadline = deadline_of(self._timeout)
+        try:
+            while True:
+                self._transaction = self._present()
+                # Keep no error in a variable: it would keep this object, and its locks, until a garbage collection.
+                try:
+                    dirty = self._transaction.lifecycle.lock(self._turns, self._lock, remaining(deadline))
+                except TransactionStateError:
+                    if self._is_inside():
+                        raise
+                else:
+                    if self._is_inside():
+                        return dirty
+                self._give_up()
+        except BaseException:
+            self._give_up()
+            raise
+
+    def _is_inside(self) -> bool:
+        """Enter the gate; return False if another thread has committed or rolled back meanwhile.
+
+        Enter only after locking: a thread that commits in its own block must not wait for a thread that waits for its
+        locks.
+        """
+        self._inside = Block()
+        self._gate.enter_block(self._inside)
+        return self._transaction is self._present()
+
+    def __exit__(self, *_: object) -> None:
+        self._give_up()
+
+    def __del__(self) -> None:
+        # An interrupt at the start or the end of the block may have prevented `__exit__`.
+        self._give_up(waits=False)
+
+    def _give_up(self, *, waits: bool = True) -> None:
+        if self._transaction is None or (not self._turns and self._inside is None):
+            return
+        try:
+            self._leave(self._transaction, waits=waits)
+        except BaseException:
+            self._leave(self._transaction, waits=waits)  # after an interrupt: complete it
+            raise
+
+    def _leave(self, transaction: Transaction, *, waits: bool) -> None:
+        if self._inside is not None:
+            if not self._gate.end_operations(self._inside, waits=waits):
+                reason = "an operation in a lock block was interrupted, and may still write when others have the lock"
+                transaction.lifecycle.fail(TransactionStateError(reason, state="failed"))
+            self._gate.leave_block(self._inside)
+            self._inside = None
+        transaction.lifecycle.unlock(self._turns)

@@ -105,7 +105,7 @@ class SessionTransaction:
             return self._joining
         with self._lock:
             transaction = self.get()
-            shared = transaction.participation.share(creating=creating)
+            shared = transaction.lifecycle.share(creating=creating)
             if shared is None:
                 return None
             return Joining(shared, self._engine.commits.identity.id, transaction.part.seen())

@@ -22,15 +22,27 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from functools import cache, partial
-from typing import ClassVar
+from typing import TYPE_CHECKING, ClassVar, TypeAlias
 
 import filelock
 
 from txstore import processes
+from txstore._native import local
 from txstore.errors import CommitTimeoutError, CommitWaitWarning, warn
+from txstore.format import encoding
 
 if sys.platform == "linux":
     import fcntl
+
+if sys.platform == "linux":
+    import fcntl
+
+if TYPE_CHECKING:
+    from typing import Self
+
+if sys.platform == "linux":
+    import fcntl
+
 
 #: Seconds after which a wait is no longer silent.
 WARN_AFTER = 5.0
@@ -355,3 +367,179 @@ def told(about: bytes) -> str:
         return UNKNOWN
     shown = "".join(sign if sign.isprintable() else "?" for sign in who[:100])
     return f"process {pid} of {shown} since {time.strftime('%Y-%m-%d %H:%M:%S', since)}"
+
+
+# --- the queue: committers that have released the lock sync side by side, each finishes after the one ahead of it
+#
+# So they finish in the order in which they held the lock. A place in the queue is a byte of the file, locked until its
+# holder leaves or dies. A committer takes its place while it holds the lock: behind the last one, or the first
+# place if the queue is empty.
+#
+# The file also names the last committer and describes its commit. Readers use this entry only while the byte of that
+# place is locked. So the entry of a dead process misleads no reader.
+
+
+#: The byte of the first place, and how many there are.
+_FIRST, _MOST = 1 << 32, 1 << 40
+#: Offsets: the place that was given last, and the entries of the last places, in a ring of the third number.
+_LAST, _ENTRIES, _KEPT = 1024, 2048, 64
+_NUMBER = struct.Struct("<Q")
+_HEAD = struct.Struct("<IQH")  # checksum of what follows, place, length of what is said
+_SAID = 128
+_ENTRY = _SAID + ABOUT_SIZE
+
+
+class SyncQueue:
+    """The queue at one file, for a process whose turn it is there. It ends with the turn: `leave`."""
+
+    def __init__(self, descriptor: int, url: str, path: str, timeout: float | None) -> None:
+        self._descriptor = descriptor
+        self._new_wait = partial(Wait, url, path, timeout, self._first_member)
+        self._ahead: int | None = None  # the place that is waited for before this one
+
+    def last(self) -> bytes | None:
+        """Return the entry of the last committer in the queue, which `join` will follow; None if the queue is empty.
+
+        Waits for a committer that has written no entry. Raises `CommitTimeoutError`.
+        """
+        self._ahead = None
+        if self._taken(0, _MOST) is None:
+            return None
+        place = int.from_bytes(os.pread(self._descriptor, _NUMBER.size, _LAST), "little")
+        said = self._said(place)
+        if said is not None and place < _MOST - 1 and self._taken(place, 1) is not None:
+            self._ahead = place
+            return said
+        self.drain()
+        return None
+
+    def drain(self) -> None:
+        """Wait until the queue is empty. Raises `CommitTimeoutError`."""
+        self._ahead = None
+        self._wait_for(0, _MOST)
+
+    def join(self, said: bytes) -> None:
+        """Take the last place and release the lock. If the disk is full, keep the lock: others then wait longer."""
+        place = 0 if self._ahead is None else self._ahead + 1
+        fields = _HEAD.pack(0, place, len(said))[encoding.CHECKSUM.size :] + said
+        entry = encoding.CHECKSUM.pack(encoding.crc32c(fields)) + fields
+        if not try_lock(self._descriptor, lock_of(fcntl.F_WRLCK, _FIRST + place, 1)):
+            return  # by a program that is none of ours
+        try:
+            os.pwrite(self._descriptor, entry.ljust(_SAID, b"\0") + about(), _offset(place))
+            os.pwrite(self._descriptor, _NUMBER.pack(place), _LAST)
+        except OSError:
+            return
+        pass_on(self._descriptor)
+
+    def wait(self) -> None:
+        """Wait until the one ahead has left. Raises `CommitTimeoutError`."""
+        if self._ahead is not None:
+            self._wait_for(self._ahead, 1)
+
+    def _wait_for(self, place: int, length: int) -> None:
+        if self._taken(place, length) is None:
+            return
+        shared = lock_of(fcntl.F_RDLCK, _FIRST + place, length)
+        try:
+            wait_for_lock(self._descriptor, shared, self._new_wait())
+        finally:
+            freed = lock_of(fcntl.F_UNLCK, _FIRST + place, length)
+            fcntl.fcntl(self._descriptor, fcntl.F_OFD_SETLK, freed)
+
+    def _taken(self, place: int, length: int) -> int | None:
+        """Return one of `length` places that another committer holds, None if there is none."""
+        asked = lock_of(fcntl.F_RDLCK, _FIRST + place, length)
+        kind, _, start = struct.unpack_from("hhq", fcntl.fcntl(self._descriptor, fcntl.F_OFD_GETLK, asked))
+        return None if kind == fcntl.F_UNLCK else max(start - _FIRST, place)
+
+    def _said(self, place: int) -> bytes | None:
+        entry = os.pread(self._descriptor, _SAID, _offset(place))
+        if len(entry) < _SAID:
+            return None
+        checksum, number, length = _HEAD.unpack_from(entry)
+        end = _HEAD.size + length
+        if end > _SAID or number != place or encoding.crc32c(entry[encoding.CHECKSUM.size : end]) != checksum:
+            return None
+        return entry[_HEAD.size : end]
+
+    def _first_member(self) -> str:
+        """Return the first committer in the queue, for which all others wait."""
+        place = stop = self._taken(0, _MOST)
+        while stop:
+            stop = self._taken(0, stop)
+            place = place if stop is None else stop
+        if place is None:
+            return UNKNOWN
+        return told(os.pread(self._descriptor, ABOUT_SIZE, _offset(place) + _SAID))
+
+
+def _offset(place: int) -> int:
+    return _ENTRIES + place % _KEPT * _ENTRY
+
+
+# --- turns of the committers of one machine that have met conflicts: they repeat their work one after the other
+#
+# A committer that commits quickly would otherwise win against one that pauses between its tries, again and again. From
+# its first conflict until its commit, a committer holds a byte of the file. The kernel serves those that wait for the
+# byte in the order in which they came. If its holder dies, the byte is free.
+#
+# This is advice: the commit lock and the search for conflicts still decide (I2, I5). So nobody waits long for a holder
+# whose work takes long, and perhaps is in conflict with other work.
+
+
+#: The bytes of branches: one of 2^32 behind the places of the commit queue, by the branch's id.
+_FIRST_TURN = 1 << 41
+#: A committer waits for others as long as so many of its own tries take, but at least and at most so many seconds. Then
+#: it tries without the turn, and pauses between its tries.
+_PATIENCE_TRIES, _LEAST_PATIENCE, _LONGEST_PATIENCE = 20, 3.0, 30.0
+#: Seconds for which a process that has met a conflict takes the turn before its first try, too.
+_MET = 60.0
+
+
+#: When a process has met a conflict on a branch the last time, and how long it waits for others, by the branch's id.
+MetConflicts: TypeAlias = dict[str, tuple[float, float]]
+
+
+class RetryTurn:
+    """The turn of one committer at a branch. A context manager."""
+
+    def __init__(self, open_file: Callable[[], local.Descriptor], branch: str, met: MetConflicts) -> None:
+        """`met` is of all committers of this process."""
+        self._open = open_file
+        self._branch = branch
+        self._met = met
+        self._descriptor: local.Descriptor | None = None
+
+    def __enter__(self) -> Self:
+        when, patience = self._met.get(self._branch, (-_MET, 0.0))
+        if time.monotonic() - when < _MET:
+            self._take(patience)
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._descriptor is not None:
+            try:
+                leave(self._descriptor.fileno())
+            finally:
+                self._descriptor.close()
+
+    def lost(self, tried: float, until: float) -> bool:
+        """Take the turn after a conflict, at the time `until` of `time.monotonic` at the latest.
+
+        `tried`: when the try began. Return whether this committer has the turn.
+        """
+        now = time.monotonic()
+        patience = min(max(_PATIENCE_TRIES * (now - tried), _LEAST_PATIENCE), _LONGEST_PATIENCE)
+        self._met[self._branch] = now, patience
+        return self._descriptor is not None or self._take(min(patience, until - now))
+
+    def _take(self, timeout: float) -> bool:
+        descriptor = self._open()
+        place = _FIRST_TURN + encoding.crc32c(self._branch.encode())
+        if lock_within(descriptor.fileno(), lock_of(fcntl.F_WRLCK, place, 1), timeout):
+            self._descriptor = descriptor
+            return True
+        descriptor.close()
+        self._met.pop(self._branch, None)  # the next one does not wait in vain
+        return False

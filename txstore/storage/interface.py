@@ -21,11 +21,10 @@ if TYPE_CHECKING:
 
     from txstore._native import local
     from txstore.storage.capabilities import Capabilities
+    from txstore.storage.commit_lock import RetryTurn, SyncQueue
     from txstore.storage.dispatch import Dispatch
     from txstore.storage.kept import PackCache
     from txstore.storage.objects.interface import Ranges
-    from txstore.storage.retry_turn import RetryTurn
-    from txstore.storage.sync_queue import SyncQueue
 
 T = TypeVar("T")
 

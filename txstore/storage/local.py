@@ -22,18 +22,17 @@ from txstore.errors import CorruptionError, WrongFileTypeError
 from txstore.format import names, records
 from txstore.steps import step
 from txstore.storage import commit_lock
-from txstore.storage.capabilities import LOCAL, LockOf
-from txstore.storage.dispatch import Dispatch
+from txstore.storage.capabilities import LOCAL, NETWORK, LockOf
+from txstore.storage.commit_lock import MetConflicts, RetryTurn, SyncQueue
+from txstore.storage.dispatch import Dispatch, InThread
 from txstore.storage.interface import Earlier, Held, Mapped, StagedFile, check_data, written_aside
 from txstore.storage.kept import PackCache, PieceMemory
 from txstore.storage.objects.interface import Ranges
-from txstore.storage.permissions import OTHERS_MAY_WRITE, Sharing
-from txstore.storage.retry_turn import MetConflicts, RetryTurn
-from txstore.storage.sync_queue import SyncQueue
-from txstore.storage.tree import Tree, real_path
+from txstore.storage.tree import OTHERS_MAY_WRITE, Sharing, Tree, real_path
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
 
 P = ParamSpec("P")
 T = TypeVar("T")
@@ -248,7 +247,7 @@ class LocalStorage:
 
     def sync_directory(self, path: str) -> None:
         if path == "..":  # where the root has its name: the user's
-            _sync_directory(os.path.dirname(self._tree.root))
+            sync_directory(os.path.dirname(self._tree.root))
         else:
             self._sync_names(path)
 
@@ -555,10 +554,10 @@ def _make_directories(path: str, durable: bool, at_most: int = 0o777) -> None:
         except FileExistsError:
             return
     if durable:
-        _sync_directory(os.path.dirname(path))
+        sync_directory(os.path.dirname(path))
 
 
-def _sync_directory(directory: str) -> None:
+def sync_directory(directory: str) -> None:
     descriptor = os.open(directory, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         os.fsync(descriptor)
@@ -593,3 +592,75 @@ def _write_fully(descriptor: int, offset: int, parts: Sequence[Buffer]) -> None:
                 raise OSError(errno.EIO, "nothing could be written")
             offset += written
             rest = rest[written:]
+
+
+# --- a directory that several machines share: NFS, CIFS, Lustre, or any file system that is not known to be local
+#
+# Files are not mapped: if another machine deletes a mapped file, the reading process crashes. A client may cache
+# look-ups for a while (`Capabilities.stale_seconds`), so it sees a new commit late, but never wrong. Data that the
+# server has confirmed is on its disk, and does not depend on the boot of this machine.
+
+
+#: Seconds after which a staged file without a visible holder counts as abandoned.
+_ABANDONED = 3600.0
+
+
+class NetworkStorage(LocalStorage):
+    """A directory on a file system that several machines share."""
+
+    capabilities = NETWORK
+    dispatch: Dispatch = InThread()
+    try_range = None
+
+    def __init__(self, root: str, cache: PackCache) -> None:
+        super().__init__(root)
+        self.cache = cache
+        self.ranges = self
+
+    def map(self, path: str) -> Mapped:
+        return self.read(path)
+
+    def get_range(self, path: str, offset: int, length: int) -> bytes:
+        return self.read_range(path, offset, length)
+
+    def get_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
+        return [self.read_range(path, offset, length) for offset, length in ranges]
+
+    def get_tail(self, path: str, length: int) -> tuple[bytes, int]:
+        return self.read_tail(path, length)
+
+    def list(self, path: str) -> list[str]:
+        self._look_anew(path)
+        return super().list(path)
+
+    def _look_anew(self, path: str) -> None:
+        """Open and close a directory: an NFS client asks the server then whether it has changed."""
+        with contextlib.suppress(OSError):
+            self._tree.open_directory(path).close()
+
+    def boot(self) -> int:
+        return 0
+
+    def is_abandoned(self, path: str) -> bool:
+        # Not every such file system shares its locks between machines (sshfs does not): what no process seems to
+        # hold may be another machine's, unless it was not written for long (I10: by the server's clock).
+        age = self.now() - self._tree.status(path).st_mtime
+        return age > _ABANDONED and super().is_abandoned(path)
+
+    def reclaim(self, path: str) -> bool:
+        try:
+            is_abandoned = self.is_abandoned(path)
+        except OSError:
+            return False
+        return is_abandoned and super().reclaim(path)
+
+    def now(self) -> float:
+        """Return the time by the clock that the times of files are by."""
+        path = f"{names.STAGING}/{os.urandom(8).hex()}{names.NEW}"
+        descriptor = self._tree.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL)
+        try:
+            with descriptor as number:
+                os.write(number, b"\0")
+                return os.fstat(number).st_mtime
+        finally:
+            self._tree.delete(path)

@@ -2,21 +2,27 @@
 
 Frames come from this process and, if several processes share the transaction, from the packs of the others. There may
 be millions of keys. While only one process writes a key, this stores a ref of 30 or 42 bytes for it. If several do, it
-stores the links of the chain (I7). When there are too many refs, they are sealed in sorted runs in files
-(`staged_refs`), so memory does not grow with the number of keys. Safe in threads.
+stores the links of the chain (I7). When there are too many refs, they are sealed in sorted runs in files,
+so memory does not grow with the number of keys. Safe in threads.
 """
 
 from __future__ import annotations
 
+import struct
+from bisect import bisect_left
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from functools import partial
+from typing import TypeAlias
 
 from txstore import processes
-from txstore.format import packfile
+from txstore._native import index
+from txstore.errors import CorruptionError
+from txstore.format import names, packfile
 from txstore.format.keys import after_prefix, covering_prefixes, is_document
 from txstore.format.packfile import Predecessor, Seen
 from txstore.format.regions import WHOLE, Region
-from txstore.storage.interface import Storage
+from txstore.segments.compaction import together
+from txstore.storage.interface import Mapped, Storage, spooled
 from txstore.transactions.participants.chains import (
     Link,
     Prefixes,
@@ -33,8 +39,264 @@ from txstore.transactions.participants.chains import (
     resolve,
     tombstone,
 )
-from txstore.transactions.sealed_keys import REF
-from txstore.transactions.staged_refs import StagedRefs, pack, place_of, unpack
+
+#: A staged key: participant, sequence, seen, kind of frame, offset, length and checksum.
+REF = struct.Struct("<IIBBQQI")
+
+_PAGE = 4096  # keys
+_SEQ = 1  # the meaning of a stored seq of 0, which only deleted prefixes have
+_EVERYTHING = (1 << 64) - 1
+
+_Table: TypeAlias = Sequence[tuple[int, int, int]]  # participant, seen, kind of frame
+
+
+class SealedKeys:
+    """Staged keys, and the deleted prefixes that hide some of them. Immutable."""
+
+    def __init__(self, runs: tuple[index.Run, ...] = (), tables: tuple[_Table, ...] = ()) -> None:
+        self._runs = runs
+        self._tables = tables
+
+    def get(self, key: str) -> bytes | None:
+        """Return the packed `REF` of a key."""
+        try:
+            found = index.lookup(self._runs, key.encode(errors="surrogatepass"))
+        except ValueError as error:
+            raise _damaged(error) from error
+        if found is None or found[1] == packfile.FOUND_PREFIX:
+            return None
+        run, _, seq, number, offset, length, checksum = found
+        participant, seen, kind = self._tables[run][number - 1]
+        return REF.pack(participant, seq - 1, seen, kind, offset, length, checksum)
+
+    def between(self, start: str, stop: str | None) -> Iterator[tuple[str, bytes]]:
+        """Yield the keys from `start` on, below `stop`, in the order of their bytes, each with its packed `REF`."""
+        position, end = start.encode(), None if stop is None else stop.encode()
+        pack, tables = REF.pack, self._tables
+        while True:
+            try:
+                page = index.scan(self._runs, position, end, _PAGE)
+            except ValueError as error:
+                raise _damaged(error) from error
+            for key, run, _, seq, number, offset, length, checksum in page:
+                participant, seen, kind = tables[run][number - 1]
+                yield key.decode(), pack(participant, seq - 1, seen, kind, offset, length, checksum)
+            if len(page) < _PAGE:
+                return
+            position = page[-1][0] + b"\0"
+
+    def below(self, prefix: str) -> Iterator[tuple[str, bytes]]:
+        return self.between(prefix, after_prefix(prefix))
+
+    def adding(self, keys: Sequence[str], refs: Mapping[str, bytes], storage: Storage | None) -> SealedKeys:
+        """Return these keys with newer, ascending `keys` added. A large run goes to a file of `storage`."""
+        kinds = {
+            (participant, seen, kind) for participant, _, seen, kind, *_ in map(REF.unpack, map(refs.__getitem__, keys))
+        }
+        numbers = {kind: number for number, kind in enumerate(sorted(kinds), 1)}
+        packs = [_TABLE.pack(*kind) for kind in numbers]
+
+        def entry(key: str) -> tuple[bytes, int, int, int, int, int, int]:
+            participant, sequence, seen, kind, offset, length, checksum = REF.unpack(refs[key])
+            number = numbers[participant, seen, kind]
+            return key.encode(), packfile.REF_PACK, offset, length, checksum, number, sequence + 1
+
+        return self._with(spooled(storage, lambda sink: index.build(map(entry, keys), (), packs, sink)), storage)
+
+    def hiding(self, prefix: str, storage: Storage | None) -> SealedKeys:
+        """Return these keys without those below a prefix."""
+        return self._with(index.build((), [prefix.encode()]), storage)
+
+    def _with(self, section: Mapped, storage: Storage | None) -> SealedKeys:
+        runs = (index.Run(section, _SEQ), *self._runs)
+        count = together(run.entries + len(run.prefixes) for run in runs)
+        if count > 1:
+            forgotten = _EVERYTHING if count == len(runs) else 0  # if all runs merge, a deleted prefix hides nothing
+            newest = runs[:count]
+            tables = [[b"", *run.packs] for run in newest]
+            try:
+                merged = spooled(storage, lambda sink: index.merge(newest, tables, forgotten, False, sink))
+            except ValueError as error:
+                raise _damaged(error) from error
+            runs = (index.Run(merged, _SEQ), *runs[count:])
+        return SealedKeys(runs, tuple([[_unpack(entry) for entry in run.packs] for run in runs]))
+
+
+_TABLE = struct.Struct("<IBB")
+
+
+def _unpack(entry: bytes) -> tuple[int, int, int]:
+    participant, seen, kind = _TABLE.unpack(entry)
+    return participant, seen, kind
+
+
+def _damaged(error: ValueError) -> CorruptionError:
+    return CorruptionError(names.STAGING, reason=f"what this process has noted of its staged keys has changed: {error}")
+
+
+#: Number of refs in memory at which plain refs are sealed. Without C it is larger, because a look-up of a sealed ref in
+#: Python takes longer than staging it.
+SEALED_FROM = 1 << 15 if index.IMPLEMENTATION == "c" else 1 << 20
+
+
+class StagedRefs:
+    """The refs of the staged keys, and the order of the keys.
+
+    REQUIRES: the caller holds the lock of the staged keys, but for `find`, `__len__` and `__bool__`.
+    """
+
+    def __init__(self, storage: Storage | None) -> None:
+        #: Each ref has the fields of a link, then the frame that its writer had seen, if any, then its region, if any.
+        self.memory: dict[str, bytes] = {}
+        self.sealed: SealedKeys | None = None  # refs of other keys, or older refs of these; none of keys with links
+        self.order: list[str] = []  # the keys in memory; sorted, except for those added since the last listing
+        self._storage = storage
+        self._sorted = 0
+        self._sealed_count = 0  # number of keys that are only in `sealed`
+        self.seal_at = SEALED_FROM  # number of refs in memory at which plain refs should be sealed
+
+    def __len__(self) -> int:
+        return len(self.memory) + self._sealed_count
+
+    def find(self, key: str) -> bytes | None:
+        """Return the ref of a key, sealed or not, without the lock.
+
+        A holder of the lock adds refs to `sealed`, or hides keys there, before it removes them from memory. So this
+        finds each key.
+        """
+        while True:
+            sealed = self.sealed
+            ref = self.memory.get(key)
+            if ref is not None or sealed is None:
+                return ref
+            ref = sealed.get(key)
+            if sealed is self.sealed:
+                return ref
+
+    def recalled(self, key: str) -> bytes | None:
+        """Return the ref of a key, and move it from `sealed` back to memory."""
+        ref = self.memory.get(key)
+        if ref is None and self.sealed is not None and (ref := self.sealed.get(key)) is not None:
+            self.order.append(key)
+            self.memory[key] = ref
+            self._sealed_count -= 1
+        return ref
+
+    def add(self, key: str, ref: bytes) -> None:
+        """Add the ref of a key that has none."""
+        self.order.append(key)
+        self.memory[key] = ref
+
+    def seal(self, linked: Collection[str]) -> None:
+        """Seal the plain refs: those without links, seen frames or regions. `linked`: the keys with links."""
+        keys, refs = self.range("", None)[0], self.memory
+        kept = {key: refs[key] for key in keys if len(refs[key]) != REF.size or key in linked}
+        sealed = [key for key in keys if key not in kept] if kept else keys
+        self.sealed = (self.sealed or SealedKeys()).adding(sealed, refs, self._storage)
+        self._sealed_count += len(sealed)
+        self.memory, self.order, self._sorted = kept, list(kept), len(kept)
+        self.seal_at = len(kept) + SEALED_FROM
+
+    def range(self, start: str, stop: str | None) -> tuple[list[str], int, int]:
+        """Return a sorted list of the keys in memory, and between which of its positions a range lies."""
+        if self._sorted < len(self.order):
+            # A new list, because others may iterate over the old one. Sorting a nearly sorted list takes linear time.
+            self.order = sorted(self.order)
+            self._sorted = len(self.order)
+        order, end = self.order, self._sorted
+        low = bisect_left(order, start, 0, end)
+        return order, low, end if stop is None else bisect_left(order, stop, low, end)
+
+    def replace_order(self, order: list[str]) -> None:
+        """Set the sorted keys in memory."""
+        self.order, self._sorted = order, len(order)
+
+    def between(self, start: str, stop: str | None) -> Iterator[tuple[str, bytes]]:
+        """Return an iterator over a range, in the order of the keys. It needs no lock."""
+        order, low, high = self.range(start, stop)
+        return _merged(order, low, high, self.memory, self.sealed, start, stop)
+
+    def below(self, prefix: str) -> Iterator[tuple[str, bytes]]:
+        """Yield the keys and refs below a prefix, in any order."""
+        order, low, high = self.range(prefix, after_prefix(prefix))
+        refs = self.memory
+        yield from ((key, refs[key]) for key in order[low:high])
+        if self.sealed is not None:
+            yield from ((key, ref) for key, ref in self.sealed.below(prefix) if key not in refs)
+
+    def hide_sealed(self, prefix: str, participant: int, sequence: int) -> None:
+        """Hide a participant's earlier sealed keys below a prefix. Move the other keys there back to memory."""
+        if self.sealed is None:
+            return
+        gone, kept, found = 0, [], False
+        for key, ref in self.sealed.below(prefix):
+            found = True
+            if key not in self.memory:
+                who, when = place_of(ref)
+                if who == participant and when < sequence:
+                    gone += 1
+                else:
+                    kept.append((key, ref))
+        if found:
+            self.memory.update(kept)
+            self.order += [key for key, _ in kept]
+            self.sealed = self.sealed.hiding(prefix, self._storage)
+            self._sealed_count -= gone + len(kept)
+
+    def clear(self) -> None:
+        self.memory, self.order, self._sorted = {}, [], 0
+        self.sealed, self._sealed_count, self.seal_at = None, 0, SEALED_FROM
+
+
+def _merged(
+    order: list[str],
+    low: int,
+    high: int,
+    refs: dict[str, bytes],
+    sealed: SealedKeys | None,
+    start: str,
+    stop: str | None,
+) -> Iterator[tuple[str, bytes]]:
+    # If a key is gone, another thread has just deleted a prefix.
+    in_memory = ((key, ref) for i in range(low, high) if (ref := refs.get(key := order[i])) is not None)
+    if sealed is None:
+        yield from in_memory
+        return
+    newer = next(in_memory, None)
+    for older in sealed.between(start, stop):
+        while newer is not None and newer[0] < older[0]:
+            yield newer
+            newer = next(in_memory, None)
+        if newer is None or newer[0] != older[0]:
+            yield older
+    while newer is not None:
+        yield newer
+        newer = next(in_memory, None)
+
+
+def pack(link: Link) -> bytes:
+    if isinstance(link.seen, Predecessor):
+        packed = REF.pack(*link._replace(seen=packfile.SEEN_FRAME)[:-1]) + packfile.PREDECESSOR.pack(*link.seen)
+    else:
+        packed = REF.pack(*link[:-1])
+    return packed if link.region is WHOLE else packed + link.region.encode()
+
+
+def unpack(ref: bytes) -> Link:
+    link, end = Link(*REF.unpack_from(ref)), REF.size
+    if link.seen == packfile.SEEN_FRAME:
+        link = link._replace(seen=Predecessor(*packfile.PREDECESSOR.unpack_from(ref, end)))
+        end += packfile.PREDECESSOR.size
+    return link if len(ref) == end else link._replace(region=Region.decode(ref[end:]))
+
+
+def place_of(ref: bytes) -> tuple[int, int]:
+    """Return the participant and the sequence of a ref's frame."""
+    participant, sequence = _PLACE.unpack_from(ref)
+    return participant, sequence
+
+
+_PLACE = struct.Struct("<II")
 
 
 class StagedKeys:
@@ -95,13 +357,20 @@ class StagedKeys:
         return next((link.region for link in reversed(links) if link.participant == self.me), _NOTHING)
 
     def ends(self, key: str) -> list[Link]:
-        """If a key has layers, return the frames of other participants that no later writer of the key has seen."""
+        """If a key has layers, return the last frames of other participants that no later writer of the key has seen.
+
+        The region of each is that of all of its process that none has seen.
+        """
         if not self.layers(key) or key in self._outdated:
             return []
         with self._lock:
-            links = self._links.get(key, [])
-            seen = {link.seen for link in links}
-            return [link for link in links if link.participant != self.me and link.place not in seen]
+            links = list(self._links.get(key, []))
+        seen, ends = {link.seen for link in links}, dict[int, Link]()
+        for link in sorted(links, key=lambda link: link.sequence):
+            before = ends.pop(link.participant, None)  # whoever has seen a frame knows those before it of its process
+            if link.participant != self.me and link.place not in seen:
+                ends[link.participant] = link if before is None else link._replace(region=before.region | link.region)
+        return list(ends.values())
 
     def know_of_deletions(self, key: str) -> bool:
         """Tell whether the writers of the remaining frames of a key knew of all deletions of prefixes above it."""

@@ -1,6 +1,6 @@
 """Stages the writes of a transaction: as frames in the pack of this process, and as keys in memory.
 
-`Lifecycle` decides when this may be written. `Committer` makes a commit of it.
+`Lifecycle` decides when this may be written. A `Draft` makes a commit of it.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from txstore.commit import Stored
 from txstore.errors import TransactionStateError
 from txstore.format import packfile
 from txstore.format.chunk_moves import ChunkMoves
-from txstore.format.declarations import Declarations
+from txstore.format.commitfile import Declarations
 from txstore.format.keys import after_prefix, encode_key, is_document
 from txstore.format.packfile import Predecessor, Seen
 from txstore.format.records import SERIALIZABLE, TransactionRecord

@@ -2,36 +2,45 @@
 
 from __future__ import annotations
 
+import copy
+import json
 import os
+import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
 
 from txstore._native import chunks
+from txstore.commit import Commit
+from txstore.deriving import declared
+from txstore.deriving.declared import Backfill
+from txstore.deriving.definitions import ViewDefinition
 from txstore.errors import (
+    TransactionStateError,
     keeps_nothing,
 )
-from txstore.format import packfile, row_moves
+from txstore.format import encoding, packfile, row_moves
+from txstore.format.commitfile import Declarations
 from txstore.format.consolidated import mark_for, may_be_consolidated
+from txstore.format.constraints import Constraint
+from txstore.format.cursors import check_cursor
 from txstore.format.keys import directory_prefix, encode_key, is_document
 from txstore.format.mapping import Hierarchy
-from txstore.format.records import SERIALIZABLE
+from txstore.format.records import SERIALIZABLE, SNAPSHOT, TransactionRecord
 from txstore.format.regions import Region
+from txstore.history import declarations
 from txstore.history.changes import KeyChange
 from txstore.history.commits import Commits
 from txstore.history.declarations import Constraints, Cursors
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.segments.pack_writer import FrameBatch, Frames
 from txstore.segments.runs import Located
+from txstore.storage.commit_lock import this_user
 from txstore.storage.foreign_values import FileVersion, canonical
-from txstore.transactions.begin_checks import check_description
-from txstore.transactions.commit_or_rollback import Ending
+from txstore.transactions import commit as ending
 from txstore.transactions.held_locks import TransactionLocks
 from txstore.transactions.lifecycle import Lifecycle
-from txstore.transactions.locking import Locking
 from txstore.transactions.node_copies import NodeCopies
-from txstore.transactions.participation import Participation
 from txstore.transactions.reads import NotingView
-from txstore.transactions.staged_declarations import StagedDeclarations, StagedViews, constraints_of, cursors_of
 from txstore.transactions.staging import Staging
 
 if TYPE_CHECKING:
@@ -39,6 +48,179 @@ if TYPE_CHECKING:
 
     import numpy.typing as npt
     from typing_extensions import Buffer
+
+
+Kind = Literal["constraints", "views", "cursors"]
+
+
+class StagedDeclarations:
+    """Reads and changes the declarations of a transaction."""
+
+    def __init__(self, staging: Staging, lifecycle: Lifecycle) -> None:
+        self.staging = staging
+        self.url = staging.storage.url
+        self._lifecycle = lifecycle
+
+    def now(self) -> Declarations:
+        """Return what the transaction would hand on, or what it has handed on."""
+        committed = self.staging.view.committed
+        return self._with(Declarations()) if committed is None else committed.declared
+
+    def check_may_declare(self, told: str) -> None:
+        """Raise `TransactionStateError` in a transaction of several processes: only the one that began it knows."""
+        if self.staging.members.is_named or self.staging.members.is_participant:
+            raise TransactionStateError(told, state="foreign")
+
+    def after(self, kind: Kind, name: str, written: Mapping[str, Any] | None) -> Declarations:
+        """Return what the transaction would hand on if a name were set, or dropped: None.
+
+        Raises `ValueError` if it is too long.
+        """
+        return self._with(Declarations(**{kind: {name: written}}))
+
+    def set(self, kind: Kind, name: str, written: Mapping[str, Any] | None) -> None:
+        """Set a name, or drop it: None. Raises `ValueError` now, not at the commit, if it is too long."""
+        self.after(kind, name, written)
+        with self._lifecycle.guard:
+            self._lifecycle.check_open()
+            getattr(self.staging.declared, kind)[name] = written
+
+    def _with(self, more: Declarations) -> Declarations:
+        base = self.staging.view.base.declared
+        return declarations.changed(more, declarations.changed(self.staging.declared, base))
+
+
+def constraints_of(staged: StagedDeclarations) -> Constraints:
+    """Return the constraints of a transaction, to read and to change."""
+
+    def read() -> Mapping[str, Constraint]:
+        return declarations.decode_constraints(staged.url, staged.now().constraints)
+
+    def declare(name: str, constraint: Constraint | None) -> None:
+        staged.check_may_declare(
+            "constraints are declared in a transaction without a name, by the process that began it: "
+            "repo.constraints[...] = ... makes one"
+        )
+        settled = None if constraint is None else constraint.settled(staged.staging.view)
+        staged.set("constraints", name, None if settled is None else declarations.encode_constraint(settled))
+
+    return Constraints(read, declare)
+
+
+def cursors_of(staged: StagedDeclarations) -> Cursors:
+    """Return the cursors of a transaction, to read and to move."""
+
+    def read() -> Mapping[str, Any]:
+        return copy.deepcopy(dict(staged.now().cursors))
+
+    def declare(name: str, cursor: Mapping[str, Any] | None) -> None:
+        staged.check_may_declare(
+            "feeds are moved in a transaction without a name, by the process that began it: "
+            "begin one with repo.transaction()"
+        )
+        written = None if cursor is None else json.loads(json.dumps(dict(cursor)))
+        if written is not None:
+            check_cursor(name, written)
+        staged.set("cursors", name, written)
+
+    return Cursors(read, declare)
+
+
+class StagedViews:
+    """Reads and declares the views of a transaction. `Repository.views` documents them."""
+
+    def __init__(self, staged: StagedDeclarations) -> None:
+        self._staged = staged
+
+    def read(self) -> Mapping[str, ViewDefinition]:
+        return declared.decode(self._staged.url, self._staged.now().views)
+
+    def declare(self, name: str, view: ViewDefinition | None) -> None:
+        """Declare a view, or drop it if it is None. Raises `ValueError` if it does not go with the others."""
+        self._staged.check_may_declare(
+            "views are declared in a transaction without a name, by the process that began it: "
+            "repo.views[...] = ... makes one"
+        )
+        written = None if view is None else declared.encode(view)
+        declared.ordered(declared.decode(self._staged.url, self._staged.after("views", name, written).views))
+        self._staged.set("views", name, written)
+
+    def bring_to(self, name: str, done: Commit | Backfill) -> None:
+        """Say that the outputs of a view are, after this transaction, what it makes of its sources at a commit.
+
+        Or how much of that they are.
+        """
+        self._staged.set("views", name, declared.encode(self.read()[name], done))
+
+
+#: Bytes of message and properties together, as JSON, at most: docs/understand/format.md, "Bounds".
+MAX_DESCRIPTION = 1 << 20
+_DURABILITIES = ("fsync", "none")
+
+
+def check_description(message: str | None, properties: Mapping[str, Any] | None) -> None:
+    """Raise `TypeError` or `ValueError` if a commit can't store these: before the work is done, not after."""
+    if message is not None:
+        if not isinstance(message, str):
+            raise TypeError(f"a commit's message is a string, not {type(message).__name__}")
+        try:
+            message.encode()
+        except UnicodeEncodeError:
+            raise ValueError(f"the message {message!r} has a lone surrogate: it can't be stored as UTF-8") from None
+    length = len(json.dumps(message)) if message else 0
+    if properties:
+        try:
+            written = json.dumps(dict(properties), sort_keys=True).encode()
+            encoding.json_object(written)  # every reader of the commit decodes it like this
+        except (TypeError, ValueError, RecursionError) as error:
+            raise TypeError(f"a commit's properties are a JSON object: {error}") from error
+        length += len(written)
+    if length > MAX_DESCRIPTION:
+        raise ValueError(
+            f"message and properties of a commit have {length} bytes together, and at most {MAX_DESCRIPTION} are "
+            "possible: every process that opens it reads them. Put larger data into attributes, or an array"
+        )
+
+
+def check_durability(durability: str) -> None:
+    """Raise `ValueError` for an unknown durability."""
+    if durability not in _DURABILITIES:
+        raise ValueError(f"durability is one of {_DURABILITIES}, not {durability!r}")
+
+
+def check_joinable(record: TransactionRecord, isolation: str) -> None:
+    """Raise `TransactionStateError` if a transaction has less isolation than the joining process asks for."""
+    if isolation == SERIALIZABLE != record.isolation:
+        raise TransactionStateError(
+            f"{record.name!r} was begun with isolation={record.isolation!r}, and what was read in it is not known: "
+            "join it without isolation=, or commit it and begin another",
+            state="open",
+        )
+
+
+def new_record(
+    base: Snapshot,
+    branch: str,
+    durability: str,
+    message: str | None,
+    properties: Mapping[str, Any] | None,
+    name: str | None = None,
+    isolation: str = SNAPSHOT,
+) -> TransactionRecord:
+    """Return the record of a transaction that this process begins, from checked arguments."""
+    return TransactionRecord(
+        id=os.urandom(16),
+        branch=branch,
+        base=None if base.stored is None else (base.stored.header.version, base.stored.header.id.hex()),
+        name=name,
+        message=message,
+        properties=dict(properties or {}),
+        durability=durability,
+        owner=f"{this_user()} {os.getpid()}",
+        time=time.time_ns() // 1000,
+        isolation=isolation,
+    )
+
 
 T = TypeVar("T")
 
@@ -79,7 +261,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     its own writes. Staged values lie in files below `.staging/`, never in memory. Any number of threads may use it.
 
     As a context manager it commits on a clean exit and rolls back on an exception. `nodes` moves, copies and restores
-    arrays and groups by reference; `participation` lets other processes join, and ends this process's part.
+    arrays and groups by reference; `lifecycle` lets other processes join, and ends this process's part.
 
     States: "open"; "failed" after a failed write; "committed"; "rolled back"; "of unknown outcome".
     """
@@ -91,17 +273,14 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         staging: Staging,
         locks: TransactionLocks | None = None,
     ) -> None:
-        self._staging = staging
+        self.staging = staging
         self.members = staging.members
         self.part = staging.part
         self.staged = staging.view  # the staged writes over the base, for reads that are not noted
         self.is_serializable = staging.record.isolation == SERIALIZABLE
         # Reads of the user go through this view, which notes them in a serializable transaction.
         self._view = NotingView(staging.view, staging.view.note_read) if self.is_serializable else staging.view
-        self.lifecycle = Lifecycle(staging)
-        self.locking = Locking(commits, snapshots, staging, self.lifecycle, locks)
-        self.participation = Participation(self, staging, self.lifecycle, self.locking)
-        self.ending = Ending(commits, snapshots, staging, self.lifecycle, self.locking, self.participation.end)
+        self.lifecycle = Lifecycle(self, commits, snapshots, staging, locks)
         self.nodes = NodeCopies(snapshots, staging, self.lifecycle, self._view)
         self._looked_at: dict[str, FileVersion] = {}  # referenced files, each as first seen
         self._entered_in = 0  # the process that entered the `with` block
@@ -112,11 +291,6 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         return self.lifecycle.state
 
     @property
-    def unchanged(self) -> bool:
-        """Whether the commit changed no value. It may exist all the same, for its message."""
-        return self.ending.unchanged
-
-    @property
     def base(self) -> Snapshot:
         """The snapshot that the transaction started from."""
         return self.staged.base
@@ -124,26 +298,31 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     @property
     def id(self) -> str:
         """The id of the transaction, and of the commit that it becomes: 32 hexadecimal digits."""
-        return self._staging.record.id.hex()
+        return self.staging.record.id.hex()
 
     @property
     def shared_id(self) -> bytes:
-        return self._staging.record.id
+        return self.staging.record.id
 
     @property
     def branch(self) -> str:
         """The id of the branch to commit to."""
-        return self._staging.record.branch
+        return self.staging.record.branch
 
     @property
     def isolation(self) -> str:
         """ "snapshot" or "serializable"."""
-        return self._staging.record.isolation
+        return self.staging.record.isolation
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether the commit changed no value. It may exist all the same, for its message."""
+        return self.lifecycle.unchanged
 
     @property
     def staged_count(self) -> int:
         """Number of staged keys, prefixes and constraints, as long as they are not committed."""
-        return 0 if self.state == "committed" else self._staging.count
+        return 0 if self.state == "committed" else self.staging.count
 
     @property
     def version(self) -> Hashable:
@@ -156,21 +335,21 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
 
         The commit of this transaction declares the constraints that are set here, and drops those that are deleted.
         """
-        return constraints_of(StagedDeclarations(self._staging, self.lifecycle))
+        return constraints_of(StagedDeclarations(self.staging, self.lifecycle))
 
     @property
     def views(self) -> StagedViews:
         """The views, to read and to declare. `TxStore.views` makes their outputs, too."""
-        return StagedViews(StagedDeclarations(self._staging, self.lifecycle))
+        return StagedViews(StagedDeclarations(self.staging, self.lifecycle))
 
     @property
     def cursors(self) -> Cursors:
         """How far each feed has come, by name: see `TxStore.cursors`."""
-        return cursors_of(StagedDeclarations(self._staging, self.lifecycle))
+        return cursors_of(StagedDeclarations(self.staging, self.lifecycle))
 
     def __repr__(self) -> str:
         staged = f", {self.staged_count} staged, NOT COMMITTED" if self.staged_count else ""
-        return f"<Transaction {self._staging.storage.url} {self.base.commit or '(empty)'}{staged}>"
+        return f"<Transaction {self.staging.storage.url} {self.base.commit or '(empty)'}{staged}>"
 
     # --- reading
 
@@ -301,7 +480,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         read (I5).
         """
         encoded = encode_key(key)
-        with self._staging.turns.changing(key):
+        with self.staging.turns.changing(key):
             known = None if region is None else self.staged.known(key)
             value = change(self.get_view(key) if known is None else known.value)
             if value is not None and is_document(key):
@@ -314,7 +493,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
                 self.lifecycle.stage_in_turn(packfile.FRAME_VALUE, key, encoded, _contiguous(value))
             elif region.boxes != ():  # else nothing is written
                 part = _contiguous(value)
-                self.lifecycle.write(lambda: self._staging.stage_part(key, encoded, part, known, region))
+                self.lifecycle.write(lambda: self.staging.stage_part(key, encoded, part, known, region))
 
     def delete_dir(self, path: str) -> None:
         """Stage the deletion of everything below a path, as one entry for any number of keys."""
@@ -332,8 +511,8 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
     def _stage_batch(
         self, kind: int, keys: Sequence[str], encoded: tuple[bytes, ...], batch: Frames, threads: int
     ) -> list[int]:
-        with self._staging.turns.at_all(keys):
-            return self.lifecycle.write(lambda: self._staging.stage_batch(kind, keys, encoded, batch, threads))
+        with self.staging.turns.at_all(keys):
+            return self.lifecycle.write(lambda: self.staging.stage_batch(kind, keys, encoded, batch, threads))
 
     # --- the mapping face
 
@@ -360,7 +539,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             self.set(key, value)
 
     def __enter__(self) -> Self:
-        self.participation.enter()
+        self.lifecycle.enter()
         self._entered_in = os.getpid()
         return self
 
@@ -369,7 +548,7 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
             return  # the block was entered before a fork: the parent ends it
         if self.members.is_participant:
             if kind is None:
-                self.participation.seal()
+                self.lifecycle.seal()
             return
         try:
             if kind is None and self.lifecycle.may_end:
@@ -385,12 +564,12 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         if self.state == "committed":
             return found
         self.members.follow_others()
-        for key, link in self._staging.staged.items():
+        for key, link in self.staging.staged.items():
             found["deleted" if link.kind == packfile.FRAME_TOMBSTONE else "set"].append(key)
             found["participants"].setdefault(self.members.label(link.participant), []).append(key)
-        found["deleted_below"] = [prefix.rstrip("/") for prefix in self._staging.staged.prefixes]
+        found["deleted_below"] = [prefix.rstrip("/") for prefix in self.staging.staged.prefixes]
         found["reflinked"] = sorted(reflink.to.rstrip("/") for reflink in self.staged.reflinks)
-        found["constraints"] = sorted(self._staging.declared.constraints)
+        found["constraints"] = sorted(self.staging.declared.constraints)
         return found
 
     def key_changes(self) -> Iterator[KeyChange]:
@@ -406,12 +585,12 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         processes or threads still use a named one.
         """
         with self.part.ending():
-            self.ending.roll_back()
+            ending.roll_back(self.lifecycle)
 
     def check(self) -> None:
         """Raise what `commit` would raise on the present head, `ConflictError` among others; publish nothing."""
         with self.part.ending():
-            self.ending.check()
+            ending.check(self.lifecycle)
 
     def commit(self, message: str | None = None, *, allow_lost: bool = False) -> Snapshot | None:
         """Publish all staged writes in one step. With `durability="fsync"`, they survive a power loss afterwards.
@@ -441,4 +620,4 @@ class Transaction(Hierarchy, MutableMapping[str, bytes]):
         """
         check_description(message, None)
         with self.part.ending():
-            return self.ending.commit(message, allow_lost=allow_lost)
+            return ending.commit(self.lifecycle, message, allow_lost=allow_lost)

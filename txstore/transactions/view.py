@@ -9,8 +9,7 @@ from functools import lru_cache
 from itertools import groupby
 from typing import NamedTuple
 
-from txstore.codecs.chunk_codec import NotMergeableError
-from txstore.codecs.chunk_merging import ChunkMerger
+from txstore.codecs.chunk_codec import ChunkMerger, NotMergeableError
 from txstore.errors import CorruptionError, TransactionStateError
 from txstore.format import names, packfile
 from txstore.format.consolidated import is_consolidated

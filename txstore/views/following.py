@@ -1,4 +1,6 @@
-"""Derives what commits do not: views with `when="follow"`, from what has changed since the last time."""
+"""The views of a transaction and of a repository, as mappings; derives those that commits do not, with `when="follow"`,
+from what has changed since the last time.
+"""
 
 from __future__ import annotations
 
@@ -9,15 +11,15 @@ from typing import Any
 
 from txstore.commit import MAIN, Commit
 from txstore.deriving import declared
-from txstore.deriving.commits import Value
-from txstore.deriving.declared import Backfill, CommitAt, Reached
+from txstore.deriving.declared import Backfill, CommitAt, Reached, Value
 from txstore.deriving.definitions import ViewDefinition
 from txstore.deriving.derivation import derive, derive_part
 from txstore.errors import CommitNotFoundError, SnapshotExpiredError
 from txstore.format.documents import Described, DocumentChange, compare_documents, describe, is_node_document
-from txstore.format.keys import directory_prefix
+from txstore.format.keys import check_name, directory_prefix
 from txstore.format.mapping import Hierarchy
 from txstore.history.changes import changed
+from txstore.history.declarations import DeclaredByName
 from txstore.history.find import At
 from txstore.history.snapshot import Snapshot
 from txstore.interfaces import AnyRepository, AnyStore
@@ -230,3 +232,34 @@ class _Since:
             del self._store[key]
         else:
             self._store[key] = value
+
+
+@dataclass(frozen=True, repr=False, eq=False)
+class Views(DeclaredByName[ViewDefinition]):
+    """Views by their names. Setting a name makes the outputs and declares the view; deleting it drops the view alone.
+
+    `declare` declares a view, or drops it if it is given None.
+    """
+
+    #: Says that the outputs of a view are, after this transaction, what it makes of its sources at a commit, or a part.
+    bring_to: Callable[[str, Commit | Backfill], None]
+
+    def _check(self, name: str, value: ViewDefinition) -> None:
+        check_view(name, value)
+
+
+class RepositoryViews(DeclaredByName[Any]):
+    """The views of a repository. What is read is a `DeclaredView`, what is set is a `ViewDefinition`."""
+
+    def _check(self, name: str, value: Any) -> None:
+        check_view(name, value)
+
+    def __repr__(self) -> str:
+        return f"<Views {dict(self)}>"
+
+
+def check_view(name: str, view: Any) -> None:
+    """Raise `TypeError` or `ValueError` unless this is a view and the name one that it may have."""
+    check_name("view", name)
+    if not isinstance(view, ViewDefinition):
+        raise TypeError(f"{view!r} is no view: use a class of txstore.views")

@@ -11,9 +11,8 @@ from collections.abc import Callable, Mapping, Sequence
 from itertools import pairwise
 from typing import TYPE_CHECKING, Any, cast
 
-from txstore.deriving.attributes import handed_on
+from txstore.deriving.attributes import TRANSFORM, handed_on, placed_coarser
 from txstore.deriving.definitions import Coarsen, Reduce, ViewDefinition
-from txstore.deriving.spatial import TRANSFORM, placed_coarser
 from txstore.deriving.stages import CoarsenStage, DerivingStage, ReduceStage
 from txstore.errors import warn
 from txstore.format.documents import Described, describe

@@ -113,7 +113,7 @@ class Looking:
 @pytest.fixture(scope="session")
 def files_of() -> Iterator[Callable[[txstore.Repository], str]]:
     """Put the page beside repositories, where nothing but a host of files answers; return where it is."""
-    from txstore.serving.page_files import put_page
+    from txstore.serving.files import put_page
 
     with ExitStack() as stack:
         hosts: dict[Path, str] = {}

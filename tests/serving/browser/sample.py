@@ -16,7 +16,7 @@ from numcodecs import LZMA, Blosc
 from zarr.codecs import BloscCodec
 
 import txstore
-from txstore.history import publisher as versions
+from txstore.history import new_commit as versions
 
 LATITUDES, LONGITUDES, DAYS = 181, 360, 12
 AUTHORS = ("amal@ocean", "jonas@lab-3", "mei@lab-3", "nightly@cron")

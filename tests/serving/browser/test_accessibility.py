@@ -36,9 +36,7 @@ PLACES = {
 
 
 @pytest.mark.parametrize("screen", SCREENS)
-def test_axe_finds_nothing_serious(
-    look: Callable[..., Any], weather: txstore.Repository, axe: str, screen: str
-) -> None:
+def test_axe_finds_nothing_serious(look, weather, axe, screen):
     looking = look(weather, reduced_motion="reduce", **SCREENS[screen])
     found = []
     for place, seen in PLACES.items():

@@ -163,9 +163,7 @@ def test_the_page_says_that_it_shows_no_bomb(look: Callable[..., Any], bombs: tx
         expect(page.locator(".failure").first).to_contain_text("at most")
 
 
-def test_the_page_answers_while_a_chunk_is_decoded_and_when_it_is_left(
-    look: Callable[..., Any], tmp_path: Path
-) -> None:
+def test_the_page_answers_while_a_chunk_is_decoded_and_when_it_is_left(look, tmp_path):
     from playwright.sync_api import expect
 
     repo = txstore.Repository(tmp_path / "slow.tx")

@@ -14,7 +14,7 @@ import pytest
 
 from tests.reader_js.node import hosted
 from tests.serving.browser.hostile_table import Row, hostile, large, made
-from txstore.serving.page_files import put_page
+from txstore.serving.files import put_page
 
 pytest.importorskip("playwright.sync_api")
 

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable
-from typing import Any
 
 import numpy as np
 import pytest
@@ -30,9 +28,7 @@ def _level(repo: txstore.Repository, commit: str, level: int) -> np.ndarray:
     return np.asarray(pixels.reshape(side, 1 << level, side, 1 << level).max(axis=(1, 3)))
 
 
-def test_levels_fit_while_two_processes_write(
-    look: Callable[..., Any], open_repo: Callable[..., txstore.Repository]
-) -> None:
+def test_levels_fit_while_two_processes_write(look, open_repo):
     repo = open_repo()
     with repo.transaction() as store:
         zarr.create_array(

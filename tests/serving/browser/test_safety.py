@@ -159,9 +159,7 @@ def test_the_policy_allows_no_other_host(look: Callable[..., Any], hostile: txst
     ],
     ids=["negative", "tiny", "text", "dimensions"],
 )
-def test_lengths_that_no_array_has(
-    look: Callable[..., Any], tmp_path: Path, shape: list[int], chunks: list[Any], seen: str
-) -> None:
+def test_lengths_that_no_array_has(look, tmp_path, shape, chunks, seen):
     """They could make a page count for ever."""
     looking = look(repo_of(tmp_path, a=document(shape=shape, chunk_grid=grid(chunks))), "#/tree/main/a")
     expect(looking.page.locator(seen).first).to_be_visible()
@@ -224,9 +222,7 @@ FORMAT_2 = {"zarr_format": 2, "dtype": "<f8", "shape": [4], "chunks": [1 << 26],
         (SCALAR | {"data_type": "int64", "fill_value": 2**63 - 1, "codecs": [LITTLE]}, "9.2234e+18"),
     ],
 )
-def test_fill_values_that_javascript_reads_otherwise(
-    look: Callable[..., Any], tmp_path: Path, told: dict[str, Any], seen: str
-) -> None:
+def test_fill_values_that_javascript_reads_otherwise(look, tmp_path, told, seen):
     page = look(repo_of(tmp_path, a=document(**told)), "#/tree/main/a").page
     expect(page.locator(".scalar")).to_have_text(seen)
 
@@ -262,9 +258,7 @@ def shard(*, at_start: bool = False, order: tuple[int, int] = (0, 1), checksum: 
     ],
     ids=["short", "long", "type", "length", "index", "start", "end", "outer codec"],
 )  # fmt: skip
-def test_what_would_be_shown_as_something_else(
-    look: Callable[..., Any], tmp_path: Path, told: dict[str, Any], value: bytes | None, seen: str | None
-) -> None:
+def test_what_would_be_shown_as_something_else(look, tmp_path, told, value, seen):
     is_old = told["zarr_format"] == 2
     repo = repo_of(tmp_path, a=told)
     with repo.begin() as mapping:

@@ -362,9 +362,7 @@ def test_lines_scalars_and_text(look: Look, weather: txstore.Repository, path: s
 
 
 @pytest.mark.parametrize("zarr_format", [2, 3])
-def test_data_types_that_are_no_plain_numbers(
-    look: Look, open_repo: Callable[..., txstore.Repository], zarr_format: Any
-) -> None:
+def test_data_types_that_are_no_plain_numbers(look, open_repo, zarr_format):
     repo = open_repo()
     with repo.transaction() as store:
         root = zarr.create_group(store, zarr_format=zarr_format)
@@ -383,9 +381,7 @@ def test_data_types_that_are_no_plain_numbers(
     expect(fact(page, "NaN")).to_have_text("1")
 
 
-def test_of_an_array_that_no_screen_shows_there_is_an_overview(
-    look: Look, open_repo: Callable[..., txstore.Repository]
-) -> None:
+def test_of_an_array_that_no_screen_shows_there_is_an_overview(look, open_repo):
     repo = open_repo()
     words = np.array([f"{at}" for at in range(3000)], dtype=np.dtypes.StringDType())
     values = np.add.outer(np.arange(640.0), np.arange(1300.0) * 2)
@@ -405,9 +401,7 @@ def test_of_an_array_that_no_screen_shows_there_is_an_overview(
     shows(drawn(page), values)
 
 
-def test_values_that_lie_in_other_files(
-    look: Look, request: pytest.FixtureRequest, open_repo: Callable[..., txstore.Repository], tmp_path: Path
-) -> None:
+def test_values_that_lie_in_other_files(look, request, open_repo, tmp_path):
     (tmp_path / "raw.bin").write_bytes(np.arange(8, dtype="i4").tobytes())
     repo = open_repo(sources=[tmp_path])
     with repo.transaction() as store:
@@ -647,6 +641,6 @@ def test_who_stages_what_and_who_holds_locks(look: Look, tmp_path: Path) -> None
     expect(article.locator(".badge.sealed")).to_have_count(2)
     staged = repo.engine.existing("ten-years")
     staged.commit()
-    staged.participation.leave()
+    staged.lifecycle.leave()
     expect(page.locator(".work")).to_contain_text("Nothing is staged.")
     expect(page.locator(".work")).to_contain_text("No lock is held.")

@@ -11,7 +11,7 @@ import pytest
 import txstore
 from tests.reader_js.node import served
 from tests.serving.browser.conftest import FILES, Looking
-from txstore.serving.page_files import put_page
+from txstore.serving.files import put_page
 
 pytestmark = [pytest.mark.long, FILES]
 

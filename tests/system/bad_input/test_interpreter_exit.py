@@ -2,13 +2,12 @@
 
 import os
 import subprocess
-import warnings
 from pathlib import Path
 
 import pytest
 
 import txstore
-from tests.tools.disk import in_child, run_python, said, tree
+from tests.tools.disk import run_python, tree
 
 pytestmark = pytest.mark.long
 
@@ -26,15 +25,6 @@ def filled(repo) -> txstore.Repository:
     with repo.transaction("first") as store:
         store["a"] = b"1"
     return repo
-
-
-def test_staged_writes_at_exit_warn(filled):
-    before = tree(Path(filled.url))
-    done = run_python(STAGE, filled.url)
-    assert done.returncode == 0
-    assert "UncommittedChangesWarning" in done.stderr
-    assert "5 staged writes were NOT COMMITTED" in done.stderr
-    assert tree(Path(filled.url)) == before
 
 
 @pytest.mark.parametrize("error", ["raise RuntimeError('stop')", "sys.exit(3)"])
@@ -62,85 +52,8 @@ def test_no_warning_at_exit_after_the_end(filled, end):
     assert len(list(filled.log())) == (2 if end == "commit" else 1)
 
 
-def test_a_warning_that_is_an_error_still_cleans_up(filled):
-    before = tree(Path(filled.url))
-    done = run_python("import warnings; warnings.simplefilter('error')\n" + STAGE, filled.url)
-    assert "NOT COMMITTED" in done.stderr
-    assert tree(Path(filled.url)) == before
-
-
 # --- fork
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-
-
-def outcome(use) -> str:
-    try:
-        return repr(use())
-    except Exception as error:  # noqa: BLE001 - whatever it is
-        return said(error)
-
-
-def stage_in_a_block(writer) -> None:
-    with writer:  # leaving it says that the work is done: these children end by os._exit, as if killed
-        writer["c"] = b"2"
-        del writer["a"]
-
-
-@forks
-def test_a_child_stages_into_an_inherited_transaction_and_does_not_end_it(filled):
-    tx, session = filled.begin(), txstore.TxStore(filled)
-    for writer in (tx, session):
-        writer["b"] = b"1"
-        assert in_child(lambda w=writer: outcome(lambda: stage_in_a_block(w))) == "None"
-        assert in_child(lambda w=writer: outcome(lambda: w["c"])) == "b'2'"
-        for end in (writer.commit, writer.rollback):
-            answer = in_child(lambda end=end: outcome(end))
-            assert answer.startswith("TransactionStateError: this transaction is ")
-            assert "by the process that began it" in answer
-        assert "a" not in writer
-    assert tx.changes()["set"] == session.changes()["set"] == ["b", "c"]
-    tx.commit()
-    session.rollback()
-    assert filled.snapshot()["c"] == b"2"
-
-
-@forks
-def test_a_child_reads_what_the_parent_committed_and_writes_a_transaction_of_its_own(filled):
-    snapshot = filled.snapshot()
-
-    def child():
-        with filled.transaction("by the child") as store:
-            store["c"] = b"3"
-        return snapshot["a"], "c" in snapshot
-
-    assert in_child(child) == (b"1", False)
-    assert filled.snapshot()["c"] == b"3"
-
-
-def shared_tree(repo):
-    in_child(lambda: None)  # a fork shares what is open
-    return tree(Path(repo.url))
-
-
-@forks
-@pytest.mark.parametrize("size", [10, 300_000])
-def test_the_end_of_a_child_is_not_the_end_of_the_parents_transaction(filled, size):
-    tx, session = filled.begin(), txstore.TxStore(filled)
-    tx["b"] = session["c"] = b"x" * size
-    staged = shared_tree(filled)
-
-    def child():
-        with warnings.catch_warnings(record=True) as caught:
-            warnings.simplefilter("always")
-            tx.participation._finalizer()
-            session._session.transaction.participation._finalizer()
-        return [str(warning.message) for warning in caught]
-
-    assert in_child(child) == []
-    assert tree(Path(filled.url)) == staged
-    tx.commit()
-    session.commit()
-    assert len(filled.snapshot()["b"]) == len(filled.snapshot()["c"]) == size
 
 
 @forks

@@ -19,7 +19,6 @@ import zarr
 import txstore
 from tests.system.bad_input.test_full_disk import FullStorage, with_storage
 from txstore import Repository
-from txstore.maintenance import backup
 
 VALUE = bytes(1 << 20)
 Open = Callable[..., Repository]
@@ -84,9 +83,6 @@ def vacuum_there(repo: Repository) -> int:
     return int(there("print(repo.vacuum(keep=1).bytes)", repo))
 
 
-VACUUMS = pytest.mark.parametrize("vacuum", [vacuum_here, vacuum_there])
-
-
 def mapped(repo: Repository) -> int:
     """Return how many bytes of files this process maps that were deleted: their room is free only when that is over."""
     lines = Path("/proc/self/maps").read_text().splitlines()
@@ -106,58 +102,27 @@ def no_room(what: str) -> None:
     raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), what)
 
 
-def assert_frees(repo: Repository, vacuum: Callable[[Repository], int]) -> None:
-    assert vacuum(repo) >= len(VALUE)
-    assert mapped(repo) < len(VALUE)  # runs in small files may be kept for the next snapshot
-
-
-@VACUUMS
-def test_a_store_whose_write_failed(old: Repository, vacuum: Callable[[Repository], int]) -> None:
-    store = full(old).transaction()
-    assert store["a"] == VALUE
-    with keeping(OSError) as kept:
-        store["b"] = VALUE
-    assert "vacuum" in str(kept[0])
-    overwrite(old)
-    assert_frees(old, vacuum)
-    with pytest.raises(txstore.SnapshotExpiredError):
-        store["a"]
-    store.rollback()
-    assert store["a"] == b"now small"
-
-
-@VACUUMS
-def test_a_block_whose_write_failed(old: Repository, vacuum: Callable[[Repository], int]) -> None:
+def a_write(old: Repository) -> None:
     with keeping(OSError), full(old).transaction("third") as store:
         assert store["a"] == VALUE
         store["b"] = VALUE
-    overwrite(old)
-    assert_frees(old, vacuum)
 
 
-@VACUUMS
-def test_a_block_that_was_interrupted(old: Repository, vacuum: Callable[[Repository], int]) -> None:
+def an_interrupt(old: Repository) -> None:
     with keeping(KeyboardInterrupt), old.transaction("third") as store:
-        z = zarr.open_array(store, path="z")
-        z[:] = 1
+        zarr.open_array(store, path="z")[:] = 1
         assert store["a"] == VALUE
         raise KeyboardInterrupt
-    overwrite(old)
-    assert_frees(old, vacuum)
 
 
-@VACUUMS
-def test_a_part_that_could_not_be_written(old: Repository, vacuum: Callable[[Repository], int]) -> None:
+def a_part(old: Repository) -> None:
     mapping = full(old).begin()
     with keeping(OSError):
         mapping.modify("a", lambda value: VALUE if value is None else bytes(value) + VALUE)
     mapping.rollback()
-    overwrite(old)
-    assert_frees(old, vacuum)
 
 
-@VACUUMS
-def test_a_commit_that_failed_and_was_rolled_back(old: Repository, vacuum: Callable[[Repository], int]) -> None:
+def a_commit(old: Repository) -> None:
     mapping = old.begin()
     mapping["b"] = b"1"
     mapping.nodes.copy("z", "y")
@@ -167,56 +132,56 @@ def test_a_commit_that_failed_and_was_rolled_back(old: Repository, vacuum: Calla
         mapping.commit()
     del storage.rename_noreplace
     mapping.rollback()
-    overwrite(old)
-    assert_frees(old, vacuum)
 
 
-@VACUUMS
-def test_a_conflict(old: Repository, vacuum: Callable[[Repository], int]) -> None:
+def a_conflict(old: Repository) -> None:
     with keeping(txstore.ConflictError), old.transaction("third", on_conflict="merge") as store:
         store["x"] = b"2"
         assert store["a"] == VALUE
         change(old, "x")
-    overwrite(old)
-    assert_frees(old, vacuum)
 
 
-@VACUUMS
-def test_locks_that_were_not_had(old: Repository, vacuum: Callable[[Repository], int]) -> None:
+def a_lock(old: Repository) -> None:
     with old.transaction(lock={"z": ...}), keeping(txstore.LockTimeoutError):
         old.transaction(lock={"z": ...}, lock_timeout=0)
-    overwrite(old)
-    assert_frees(old, vacuum)
 
 
-@VACUUMS
-def test_an_optimize_that_failed(old: Repository, vacuum: Callable[[Repository], int]) -> None:
+def an_optimize(old: Repository) -> None:
     change(old, "b")
     with keeping(OSError):
         full(old).optimize()
-    overwrite(old)
-    assert_frees(old, vacuum)
 
 
-@VACUUMS
-def test_a_merge_in_conflict(old: Repository, vacuum: Callable[[Repository], int]) -> None:
+def a_merge(old: Repository) -> None:
     old.branches["dev"] = old.head()  # type: ignore[assignment]
     for branch in ("main", "dev"):
         change(old, "x", branch)
     with keeping(txstore.MergeConflictError):
         old.merge("dev")
     del old.branches["dev"]
-    overwrite(old)
-    assert_frees(old, vacuum)
 
 
-@VACUUMS
-def test_a_backup_that_failed(old, vacuum, tmp_path, monkeypatch):
-    monkeypatch.setattr(backup._BackUp, "_copy_history", lambda self, last: no_room("copy"))
-    with keeping(OSError):
-        old.backup(tmp_path / "copy.tx")
+@pytest.mark.parametrize("vacuum", [vacuum_here, vacuum_there])
+@pytest.mark.parametrize("fail", [a_write, an_interrupt, a_part, a_commit, a_conflict, a_lock, an_optimize, a_merge])
+def test_what_failed_holds_nothing(old, fail, vacuum):
+    fail(old)
     overwrite(old)
-    assert_frees(old, vacuum)
+    assert vacuum(old) >= len(VALUE)
+    assert mapped(old) < len(VALUE)  # runs in small files may be kept for the next snapshot
+
+
+def test_a_store_whose_write_failed_is_told_to_begin_anew(old: Repository) -> None:
+    store = full(old).transaction()
+    assert store["a"] == VALUE
+    with keeping(OSError) as kept:
+        store["b"] = VALUE
+    assert "vacuum" in str(kept[0])
+    overwrite(old)
+    vacuum_there(old)
+    with pytest.raises(txstore.SnapshotExpiredError):
+        store["a"]
+    store.rollback()
+    assert store["a"] == b"now small"
 
 
 def test_nothing_staged_and_no_descriptor_stays(old: Repository) -> None:

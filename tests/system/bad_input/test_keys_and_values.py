@@ -101,7 +101,7 @@ def test_such_a_key_that_a_participant_has_staged(repo, key, kind):
             other[key] = b"1"
         else:
             other.delete_dir(key)
-        other.participation.leave()
+        other.lifecycle.leave()
     with pytest.raises(txstore.CorruptionError, match=r"is no (key|prefix)"):
         store.commit()
     store.rollback()
@@ -117,11 +117,6 @@ def test_a_key_that_is_not_a_string(transactions, key):
         assert key not in writer
         with pytest.raises(KeyError):
             del writer[key]
-
-
-def test_the_longest_key(repo):
-    set_keys(repo, {"x" * 4096: b"1", "ü" * 2048: b"2"})
-    assert list(repo.snapshot()) == ["x" * 4096, "ü" * 2048]
 
 
 @pytest.mark.parametrize("key", ["...", "..a/b", "a..", ".a/.b", "a\0b", "a\nb", "C:\\x", " "])
@@ -172,15 +167,6 @@ def test_a_message_that_is_not_text(repo, message):
         with pytest.raises((TypeError, ValueError), match="message"):
             begin(message)
     assert not repo.exists
-
-
-def test_a_message_that_is_not_text_given_to_commit(repo):
-    session = txstore.TxStore(repo)
-    session["a"] = b"1"
-    with pytest.raises((TypeError, ValueError), match="message"):
-        session.commit(5)
-    session.commit("text")
-    assert [commit.message for commit in repo.log()] == ["text"]
 
 
 @pytest.mark.parametrize("properties", [{"array": np.arange(2)}, {"set": {1}}, {"bytes": b"1"}, {1: 1, "a": 2}])

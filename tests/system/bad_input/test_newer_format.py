@@ -75,11 +75,6 @@ def test_format_json(path, members, found, use):
     refused(path, found, use=lambda: USES[use](path))
 
 
-def test_a_newer_version_need_not_have_our_checksum(path):
-    (path / "format.json").write_text('{"txstore": 7, "anything": ["else"]}')
-    refused(path, "format version 7", use=lambda: txstore.Repository(path))
-
-
 def test_optional_features_and_unknown_members_are_ignored(path):
     rewrite_format(path, optional=1 << 40, comment="made by a newer version")
     write(path)
@@ -118,11 +113,6 @@ def test_a_feature_of_committers_keeps_out_these_only(path, where):
     assert txstore.Repository(path).verify().ok
 
 
-def test_optional_features_of_a_commit_are_ignored(path):
-    rewrite_header(path, 23, b"\x80")
-    assert txstore.Repository(path).snapshot()["a"] == b"1"
-
-
 def test_a_newer_footer(path):
     file = path / "commits/main/0000000000"
     content = bytearray(file.read_bytes())
@@ -130,38 +120,3 @@ def test_a_newer_footer(path):
     content[-4:] = encoding.crc32c(bytes(content[-64:-4])).to_bytes(4, "little")
     file.write_bytes(content)
     refused(path, "format version 2", use=lambda: USES["snapshot"](path))
-
-
-def test_verify_reports_it(path):
-    rewrite_header(path, 8, b"\x04")
-    fault = txstore.Repository(path).verify().faults[0]
-    assert fault.path == "commits/main/0000000000"
-    assert "upgrade txstore" in fault.reason
-
-
-@pytest.mark.parametrize(
-    "content",
-    [
-        b"", b"{", b"[]", b"null", b"7", b"\xff\xfe", b"{}", b'{"txstore": 1}', b'{"txstore": "1"}',
-        b'{"txstore": true}',
-        b'{"txstore": null, "repository": 5}', b"[" * 100_000, b'{"a":' * 100_000,
-    ],
-)  # fmt: skip
-def test_a_format_json_that_makes_no_sense(path, content):
-    (path / "format.json").write_bytes(content)
-    with pytest.raises(txstore.CorruptionError, match=r"format\.json"):
-        txstore.Repository(path)
-
-
-@pytest.mark.parametrize(
-    "members",
-    [
-        {"repository": "12"}, {"repository": "x" * 32}, {"repository": 12}, {"repository": "ab" * 17},
-        {"required": "1"}, {"required": None}, {"required": -1}, {"optional": []}, {"versions": None}, {"txstore": 0},
-        {"txstore": "1"},
-    ],
-)  # fmt: skip
-def test_members_of_the_wrong_kind(path, members):
-    rewrite_format(path, **members)
-    with pytest.raises((txstore.CorruptionError, txstore.UnsupportedFormatError), match=r"format\.json"):
-        txstore.Repository(path)

@@ -33,13 +33,6 @@ def test_a_file(tmp_path):
     refused(path, "this is a file")
 
 
-def test_a_path_below_a_file(tmp_path):
-    (tmp_path / "file").write_bytes(b"something dear")
-    with pytest.raises(txstore.RepositoryNotFoundError, match="this is a file"):
-        txstore.Repository(tmp_path / "file" / "data.tx")
-    assert tree(tmp_path) == {"file": b"something dear"}
-
-
 @pytest.mark.parametrize("zarr_format", [2, 3])
 @pytest.mark.parametrize("kind", ["group", "array", "consolidated"])
 def test_plain_zarr(tmp_path, zarr_format, kind):
@@ -71,25 +64,6 @@ def test_a_directory_that_holds_something_else(tmp_path):
             read()
 
 
-def test_an_empty_directory_becomes_a_repository(tmp_path):
-    (tmp_path / "data.tx").mkdir()
-    repo = txstore.Repository(tmp_path / "data.tx")
-    set_keys(repo, {"a": b"1"})
-    assert repo.snapshot()["a"] == b"1"
-
-
-def test_what_a_killed_creator_left_becomes_a_repository(tmp_path):
-    whole = txstore.Repository(tmp_path / "whole.tx")
-    set_keys(whole, {"a": b"1"})
-    path = tmp_path / "data.tx"
-    (path / ".staging").mkdir(parents=True)
-    (path / "zarr.json").write_bytes((tmp_path / "whole.tx" / "zarr.json").read_bytes())
-    repo = txstore.Repository(path)
-    assert not repo.exists
-    set_keys(repo, {"a": b"2"})
-    assert repo.verify().faults == []
-
-
 def test_nothing_there_is_an_error_to_who_reads(tmp_path):
     path = tmp_path / "no" / "data.tx"
     repo = txstore.Repository(path)
@@ -116,28 +90,16 @@ def test_nothing_there_is_an_error_to_who_reads(tmp_path):
         repo.verify,
         lambda: repo.id,
         lambda: repo.resolve("0" * 32),
+        repo.erasures,
+        lambda: repo.erase("x"),
+        lambda: repo.merge("dev"),
+        lambda: repo.blame("x"),
+        lambda: repo.log(path="x"),
+        lambda: repo.bisect(0, 1, lambda store: True),
     ):
         with pytest.raises(txstore.RepositoryNotFoundError, match="look at the path"):
             read()
     assert tree(tmp_path) == {}
-
-
-@pytest.mark.parametrize("read", [zarr.open, zarr.open_group, zarr.open_array])
-def test_zarr_on_nothing_says_so_and_creates_nothing(tmp_path, read):
-    with pytest.raises(FileNotFoundError, match=r"data\.tx"):
-        read(txstore.TxStore(tmp_path / "data.tx"), mode="r")
-    assert tree(tmp_path) == {}
-
-
-def test_what_is_there_is_opened_without_creating_anything(repo):
-    set_keys(repo, {"a": b"1"})
-    assert repo.exists is True
-    again = txstore.Repository(repo.url, create=False)
-    set_keys(again, {"a": b"2"})
-    session = txstore.TxStore(repo.url, create=False)
-    session["a"] = b"3"
-    session.commit()
-    assert repo.snapshot()["a"] == b"3"
 
 
 def test_a_transaction_without_writes_creates_nothing(tmp_path):
@@ -151,22 +113,19 @@ def test_a_transaction_without_writes_creates_nothing(tmp_path):
     assert tree(tmp_path) == {}
 
 
-def test_a_url_that_nobody_knows(tmp_path, monkeypatch):
-    monkeypatch.chdir(tmp_path)
-    for open_it in (txstore.Repository, txstore.TxStore):
-        with pytest.raises(ValueError, match=r"nosuch"):
-            open_it("nosuch://bucket/data.tx")
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("key", {"storage_options": {"key": "never-shown"}}),
+        ("cache_dir", {"cache_dir": "cache"}),
+        ("single_writer", {"single_writer": True}),
+    ],
+)
+def test_options_that_mean_nothing_for_a_local_path(tmp_path, name, options):
+    with pytest.raises(ValueError, match=f"{name}.*leave it out") as caught:
+        txstore.Repository(tmp_path / "data.tx", **options)
+    assert "never-shown" not in str(caught.value)
     assert tree(tmp_path) == {}
-
-
-def test_a_file_url_is_a_path(tmp_path):
-    assert txstore.Repository(f"file://{tmp_path}/data.tx") == txstore.Repository(tmp_path / "data.tx")
-
-
-def test_unknown_storage_options(tmp_path):
-    for open_it in (txstore.Repository, txstore.TxStore):
-        with pytest.raises(ValueError, match=r"anon.*leave it out"):
-            open_it(tmp_path / "data.tx", storage_options={"anon": True})
 
 
 @pytest.mark.parametrize("durability", ["fsynk", "", None, True])
@@ -205,7 +164,7 @@ BY_MISTAKE = {
 
 @pytest.mark.parametrize("call", BY_MISTAKE)
 def test_a_link_to_the_repository_can_not_be_overwritten(tmp_path, call):
-    """docs/how-to/maintenance.md, "Guards". Nothing inside of the repository could prevent it: rmtree comes first."""
+    """docs/how-to/guards.md. Nothing inside of the repository could prevent it: rmtree comes first."""
     pytest.importorskip("xarray")
     (tmp_path / "data.tx").symlink_to("data.tx.d")
     (tmp_path / "data.tx.d").mkdir()
@@ -217,19 +176,6 @@ def test_a_link_to_the_repository_can_not_be_overwritten(tmp_path, call):
     assert tree(tmp_path / "data.tx.d") == before
     set_keys(repo, {"a": b"2"})
     assert repo.verify().faults == []
-
-
-def xarray_dataset():
-    return pytest.importorskip("xarray").Dataset({"t": ("x", [1.0, 2.0])})
-
-
-@pytest.mark.parametrize("mode", [None, "w-"])
-def test_xarray_on_the_bare_path_changes_nothing(repo, mode):
-    set_keys(repo, {"a": b"1"})
-    before = tree(Path(repo.url))
-    with pytest.raises(FileExistsError):
-        xarray_dataset().to_zarr(repo.url, mode=mode, consolidated=False)
-    assert tree(Path(repo.url)) == before
 
 
 def test_the_message_of_an_uncaught_error_is_one_sentence_at_the_end(tmp_path):

@@ -64,7 +64,7 @@ path = sys.argv[1]
 
 @pytest.mark.parametrize("call", BY_MISTAKE)
 def test_a_repository_of_ones_own_that_is_read_only_can_not_be_overwritten(repository, call):
-    """docs/how-to/maintenance.md, "Guards"."""
+    """docs/how-to/guards.md."""
     if USER is not None:
         for found in [repository, *repository.rglob("*")]:
             os.chown(found, USER, USER)
@@ -88,44 +88,6 @@ def test_a_write_to_a_read_only_repository_names_the_file(repository):
     assert tree(repository) == before
 
 
-def test_a_tag_in_a_read_only_repository(repository):
-    def tag():
-        txstore.Repository(repository).tags["v1"] = 0
-
-    assert isinstance(in_child(tag, user=USER), PermissionError)
-    assert list(txstore.Repository(repository).tags) == []
-
-
-def test_a_session_goes_on_when_it_may_write_again(folder):
-    path = folder / "data.tx"
-    set_keys(txstore.Repository(path), {"a": b"1"})
-    if USER is not None:
-        for found in [path, *path.rglob("*")]:
-            os.chown(found, USER, USER)
-
-    def write():
-        session = txstore.TxStore(path)
-        (path / ".staging").chmod(0o555)
-        failures = []
-        for attempt in (lambda: session.__setitem__("a", b"2"), session.commit, lambda: session.__setitem__("a", b"2")):
-            try:
-                attempt()
-            except (OSError, txstore.TxStoreError) as error:
-                failures.append(type(error).__name__)
-        (path / ".staging").chmod(0o755)
-        session.rollback()
-        session["a"] = b"3"
-        session.commit()
-        return failures, session["a"]
-
-    failures, value = in_child(write, user=USER)
-    assert failures[0] in ("PermissionError", "TransactionStateError")
-    assert "PermissionError" in failures
-    assert value == b"3"
-    assert len(list(txstore.Repository(path).log())) == 2
-    assert txstore.Repository(path).verify().faults == []
-
-
 def test_creating_where_one_may_not(folder):
     folder.chmod(0o555)
 
@@ -136,21 +98,6 @@ def test_creating_where_one_may_not(folder):
     assert isinstance(error, PermissionError)
     assert str(folder) in said(error)
     assert tree(folder) == {}
-
-
-def test_a_repository_that_may_not_be_read(repository):
-    repository.chmod(0)
-    for open_it in (txstore.Repository, txstore.TxStore):
-        error = in_child(lambda open_it=open_it: open_it(repository), user=USER)
-        assert isinstance(error, PermissionError)
-        assert str(repository) in said(error)
-
-
-def test_one_commit_file_that_may_not_be_read(repository):
-    (repository / "commits/main/0000000000").chmod(0)
-    error = in_child(lambda: txstore.Repository(repository).snapshot()["a/b"], user=USER)
-    assert isinstance(error, PermissionError)
-    assert "commits/main/0000000000" in said(error)
 
 
 def test_verify_reports_a_commit_file_that_may_not_be_read(repository):

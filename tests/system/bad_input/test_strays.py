@@ -2,7 +2,6 @@
 
 import posixpath
 from collections.abc import Callable, Iterator
-from datetime import timedelta
 from pathlib import Path
 
 import fsspec
@@ -93,17 +92,6 @@ def test_a_directory_with_nothing_but_litter_becomes_a_repository(tmp_path):
     (tmp_path / "other.tx" / "thesis.tex").write_bytes(b"")
     with pytest.raises(txstore.RepositoryNotFoundError, match=r"thesis\.tex"):
         txstore.Repository(tmp_path / "other.tx")
-
-
-def test_what_is_being_written_and_what_only_looks_so(open_repo):
-    """Of the dead, what has a name that we would have made goes; what ends likewise stays."""
-    repo = open_repo()
-    use(repo)
-    staging = Path(repo.url) / ".staging"
-    (staging / ("0123456789abcdef" + names.NEW)).write_bytes(b"")
-    (staging / "thesis.new").write_bytes(b"dear")
-    txstore.Repository(repo.url).vacuum(older_than=timedelta(days=1))
-    assert [path.name for path in staging.iterdir()] == ["thesis.new"]
 
 
 @pytest.fixture

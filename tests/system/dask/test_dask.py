@@ -46,28 +46,6 @@ def test_what_is_read_again_has_another_name_if_it_was_overwritten(repo):
     store.rollback()
 
 
-def test_an_array(client, repo):
-    create(repo, 64, 4)
-    with repo.transaction("by the cluster") as store:
-        dask.array.to_zarr(dask.array.arange(64, chunks=8), zarr.open_array(store, path="x"))
-        assert committed(repo) == [0] * 64
-        assert 1 <= len(store.changes()["participants"]) <= WORKERS
-    assert committed(repo) == list(range(64))
-    assert [commit.message for commit in repo.log()] == ["by the cluster", "create"]
-
-
-def test_workers_that_live_on_delay_no_commit_of_a_named_transaction(client, repo):
-    """Right after the work: they are idle, and may be inside of a task of somebody else's."""
-    create(repo, 64, 4)
-    store = repo.transaction(name="job")
-    dask.array.to_zarr(dask.array.arange(64, chunks=8), zarr.open_array(store, path="x"))
-    futures = client.map(fill_two_chunks, [store] * 4, range(4), [Path()] * 4, [False] * 4)
-    client.gather(futures)
-    del futures
-    store.commit("the job")
-    assert committed(repo) == [*np.repeat(range(4), 8), *range(32, 64)]
-
-
 def test_a_data_set_its_regions_and_what_is_appended(client, repo):
     with repo.transaction() as store:
         numbers(0, 32, 4).to_zarr(store, mode="w")
@@ -100,34 +78,6 @@ def test_tiles_that_know_nothing_of_chunks(client, repo, where):
     assert np.array_equal(zarr.open_array(repo.snapshot(), path="x", mode="r")[:], values)
 
 
-@anywhere
-def test_regions_that_know_nothing_of_chunks(client, repo, where):
-    with repo.transaction() as store:
-        numbers(0, 64, 16).to_zarr(store, mode="w")
-    with dask.config.set(where), repo.transaction() as store:
-        for start in (3, 30):
-            region = (numbers(start, start + 27, 5) * 10).drop_vars("time")
-            region.to_zarr(store, region={"time": slice(start, start + 27)}, safe_chunks=False)
-    expected = np.arange(64)
-    expected[3:57] *= 10
-    assert committed(repo) == expected.tolist()
-
-
-def fail_in_one(block: np.ndarray, block_info: Any = None) -> np.ndarray:
-    if block_info[0]["chunk-location"] == (5,):
-        raise RuntimeError("task 5")
-    return block
-
-
-def test_a_task_that_fails(client, repo):
-    create(repo, 64, 4)
-    values = dask.array.arange(64, chunks=4).map_blocks(fail_in_one, dtype="i8", meta=np.empty(0, "i8"))
-    with pytest.raises(RuntimeError, match="task 5"), repo.transaction() as store:
-        dask.array.to_zarr(values, zarr.open_array(store, path="x"))
-    assert committed(repo) == [0] * 64
-    assert len(list(repo.log())) == 1
-
-
 def fill_two_chunks(store: TxStore, number: int, flags: Path, fails: bool) -> None:
     """Fail once between the two."""
     with store:
@@ -138,15 +88,6 @@ def fill_two_chunks(store: TxStore, number: int, flags: Path, fails: bool) -> No
             flag.touch()
             raise RuntimeError("half-way")
         z[8 * number + 4 : 8 * number + 8] = number
-
-
-def test_tasks_that_fail_in_a_block_are_tried_again(client, repo, tmp_path):
-    """Beside others of their process, which succeed."""
-    create(repo, 160, 4)
-    with repo.transaction() as store:
-        tasks = [client.submit(fill_two_chunks, store, n, tmp_path, n % 3 == 0, retries=1) for n in range(20)]
-        client.gather(tasks)
-    assert committed(repo) == [element // 8 for element in range(160)]
 
 
 def test_half_of_a_task_is_not_published(client, repo, tmp_path):
@@ -213,7 +154,7 @@ def test_a_process_is_one_participant_however_many_tasks_it_has(client, repo):
             tasks = [client.submit(put, store, f"k{number}/{i}", workers=[worker]) for i in range(10)]
             client.gather(tasks)
         assert len(store.changes()["participants"]) == WORKERS
-        shared = store.mapping._staging.members.shared
+        shared = store.mapping.staging.members.shared
         assert len([number for number in shared.participants() if number]) == WORKERS
     assert committed(repo) == [1] * 800
 
@@ -252,21 +193,6 @@ def test_tasks_that_take_turns_lose_nothing(client, repo, pipeline):
     finally:
         client.run(zarr.config.reset)
     assert sum(committed(repo)) == 200
-
-
-def append_under_a_lock(store: TxStore, value: int) -> None:
-    with store.lock("x", txstore.APPEND):
-        zarr.open_array(store, path="x").append(np.full(3, value))
-
-
-@with_locks
-def test_tasks_that_append_in_turns_lose_nothing(client, repo):
-    create(repo, 16, 8)
-    with repo.transaction() as store:
-        client.gather([client.submit(append_under_a_lock, store, i, pure=False) for i in range(1, 31)])
-    appended = committed(repo)[16:]
-    assert appended[::3] == appended[1::3] == appended[2::3]
-    assert sorted(appended[::3]) == list(range(1, 31))
 
 
 @with_locks

@@ -71,7 +71,7 @@ def create_and_die(store: TxStore, path: str) -> None:
     import os
     import signal
 
-    staging = store.mapping._staging
+    staging = store.mapping.staging
     staging.part.end_operation = lambda *_, **__: os.kill(os.getpid(), signal.SIGKILL)
     create(store, path)
 

@@ -9,9 +9,8 @@ from typing import Any
 import pytest
 
 import txstore
-from tests.tools.faults import Killed, watch
-from tests.tools.members import get, join_in_this_process, members, put, seal
-from tests.tools.steps import BeforeEach, forked, status_of
+from tests.tools.faults import watch
+from tests.tools.members import get, members, put
 from tests.tools.workers import QUICK, SPAWN, TIMEOUT
 from txstore.store import TxStore
 
@@ -116,19 +115,6 @@ def test_who_ends_because_the_commit_has_refused_it_is_not_lost(repo, store):
     assert "early" in repo.mapping()  # and the other may be: it was appended, and then refused
 
 
-def test_a_commit_that_conflicts_leaves_all_as_it_was(repo, store):
-    with members(store, 1) as (worker,):
-        worker.do(put, "key", b"1")
-        with repo.transaction() as other:
-            other["key"] = b"other"
-        with pytest.raises(txstore.ConflictError, match="key"):
-            store.commit()
-        worker.do(put, "more", b"1")  # the transaction goes on
-        assert get(store, "more") == b"1"
-        assert not any(files for _, _, files in os.walk(Path(repo.url, "packs")))
-    store.rollback()
-
-
 def test_a_conflict_that_is_found_at_the_last_moment_leaves_all_as_it_was(repo, store):
     watched = watch(repo)
     store = repo.transaction()
@@ -203,103 +189,3 @@ def test_a_child_that_outlives_its_owner(repo, store):
     store["new"] = b"1"
     store.commit()
     assert repo.mapping()["new"] == b"1"
-
-
-def commit_with_a_signal(url: str, step: int) -> None:
-    """Own a transaction, and be killed before the n-th thing that its commit does with the storage."""
-    repo = txstore.Repository(url)
-    steps = iter(range(step))
-
-    def kill_at_last(*_: object) -> None:
-        if next(steps, None) is None:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    watched = watch(repo)
-    store = repo.transaction()
-    store["owner"] = b"%d" % step
-    child = os.fork()
-    if child == 0:
-        store["child"] = b"%d" % step
-        seal(store)
-        os._exit(0)
-    os.waitpid(child, 0)
-    watched.before = BeforeEach(kill_at_last)
-    store.commit()
-
-
-def test_the_owner_is_killed_at_each_step_of_its_commit(repo):
-    with repo.transaction() as store:
-        store["owner"] = store["child"] = b"base"
-    step, whole, none = 0, 0, 0
-    while True:
-        before = dict(repo.mapping())
-        with forked(commit_with_a_signal, repo.url, step) as owner:
-            status = status_of(owner)
-        found = dict(txstore.Repository(repo.url).mapping())
-        if found == before:
-            none += 1
-        else:
-            assert found == {"owner": b"%d" % step, "child": b"%d" % step}
-            whole += 1
-        assert repo.verify().faults == []
-        with txstore.Repository(repo.url).transaction() as store:  # and the next one is not disturbed
-            store["owner"] = b"next"
-        if not os.WIFSIGNALED(status):
-            break
-        step += 1
-    assert whole > 1
-    assert none > 10
-
-
-@pytest.mark.parametrize("error", [Killed(), OSError(5, "the medium has failed")], ids=["crash", "error"])
-@pytest.mark.parametrize("when", ["before", "after"])
-def test_a_fault_at_each_step_of_the_commit(open_repo, error, when):
-    step = 0
-    while fault_at(open_repo(f"{step}.tx"), step, error, when):
-        step += 1
-    assert step > 20
-
-
-def fault_at(repo: txstore.Repository, step: int, error: BaseException, when: str) -> bool:
-    """Fail at the n-th thing that a commit does with the storage; return whether it does that many."""
-    with repo.transaction() as store:
-        store["owner"] = store["child"] = b"base"
-    watched = watch(repo)
-    owner = repo.begin()
-    owner["owner"] = b"1"
-    child = join_in_this_process(repo, owner.participation.share())
-    child["child"] = b"1"
-    steps = iter(range(step))
-    happened = []
-
-    def fail_once(*arguments: object) -> None:
-        if next(steps, None) is None and not happened:
-            happened.append(arguments)
-            raise error
-
-    setattr(watched, when, BeforeEach(fail_once))
-    outcome = "committed"
-    try:
-        owner.commit()
-    except txstore.CommitUnknownError:
-        outcome = "unknown"
-    except type(error):
-        outcome = "failed"
-    finally:
-        watched.before, watched.after = {}, {}
-    found = dict(txstore.Repository(repo.url).mapping())
-    base, whole = {"owner": b"base", "child": b"base"}, {"owner": b"1", "child": b"1"}
-    assert found in (base, whole), happened
-    if outcome == "committed":
-        assert found == whole, happened
-    if outcome == "failed" and isinstance(error, OSError):
-        assert found == base, happened
-        child["more"] = b"1"  # the transaction goes on, unless a sync has failed
-        if owner.state == "open":
-            owner.commit()
-            assert dict(repo.mapping()) == {**whole, "more": b"1"}
-    assert repo.verify().faults == []
-    child._staging.part.close()
-    if owner.state in ("open", "failed"):
-        owner.rollback()
-    return bool(happened)

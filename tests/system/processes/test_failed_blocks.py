@@ -3,12 +3,11 @@
 import pickle
 from typing import Any
 
-import numpy as np
 import pytest
 import zarr
 
 import txstore
-from tests.tools.members import committed, enter, fill, get, join, members, put
+from tests.tools.members import committed, join, members, put
 from txstore import TransactionStateError
 from txstore.store import TxStore
 
@@ -56,66 +55,6 @@ def test_a_block_that_failed_is_entered_again(repo, store, as_sent):
         worker.do(then, *sent, 6, 8, 4)
         store.commit()
     assert committed(repo) == [1] * 8 + [3] * 16 + [4] * 8
-
-
-@pytest.mark.parametrize("looks", [False, True])
-def test_half_of_a_block_is_not_committed(repo, store, looks):
-    with members(store, 2) as (worker, other):
-        worker.do(fill_in_block, 0, 2, 1)
-        assert worker.do(failing, 2, 6, 2, 4) == "failed"
-        worker.do(fill_in_block, 6, 8, 3)
-        if looks:
-            store.changes()
-        with pytest.raises(txstore.ParticipantLostError, match="a block or a write of it failed") as lost:
-            store.commit()
-        assert lost.value.keys == ("x/c/2", "x/c/3")
-        other.do(fill_in_block, 2, 6, 4)  # anybody may do it
-        store.commit()
-    assert committed(repo) == [1] * 8 + [4] * 16 + [3] * 8
-
-
-def test_the_next_try_does_not_see_what_was_given_up(repo, store):
-    with members(store, 1) as (worker,):
-        assert worker.do(failing, 2, 6, 2, 4) == "failed"
-        assert not np.any(np.frombuffer(worker.do(read_in_block, "x/c/2") or b"", "i8"))
-
-
-def read_in_block(store: TxStore, key: str) -> bytes | None:
-    with store:
-        return get(store, key)
-
-
-def test_the_next_try_is_by_one_who_has_seen_what_was_given_up(repo, store):
-    """In a block before: with Dask, any worker may be the next to try."""
-    with members(store, 2) as (worker, other):
-        worker.do(enter)
-        worker.do(fill, "x", 8, 12, 2)
-        other.do(fill_in_block, 0, 2, 1)  # it sees what the worker has staged
-        worker.do(leave)
-        other.do(fill_in_block, 2, 3, 3)
-        store.commit()
-    assert committed(repo)[:12] == [1] * 8 + [3] * 4
-
-
-def test_who_has_built_on_what_was_given_up_conflicts(repo, store):
-    with members(store, 2) as (worker, other):
-        worker.do(enter)
-        worker.do(fill, "x", 0, 2, 7)
-        other.do(join_and_add)
-        worker.do(leave)
-        worker.do(fill_in_block, 0, 1, 1)
-        with pytest.raises(txstore.ConflictError) as conflict:
-            store.commit()
-        assert conflict.value.keys == ("x/c/0",)
-
-
-def leave(store: TxStore) -> None:
-    store.__exit__(RuntimeError, RuntimeError(), None)
-
-
-def join_and_add(store: TxStore) -> None:
-    with store.lock("x", np.s_[2:4]):
-        fill(store, "x", 2, 4, 1)
 
 
 def test_a_block_is_given_up_without_another_at_the_same_time(repo, store):
@@ -179,7 +118,7 @@ def test_a_participant_whose_write_failed_is_not_complete(repo, store, in_block)
 
 def fail_to_write(store: TxStore) -> None:
     store["a"] = b"1"
-    staging = store.mapping._staging
+    staging = store.mapping.staging
     staging.part.writer.append = raise_once(staging.part.writer.append)
     with pytest.raises(OSError, match="full"):
         store["b"] = b"1"
@@ -207,23 +146,11 @@ def put_in_block(store: TxStore, *keys: str) -> None:
             store[key] = b"1"
 
 
-def test_a_process_that_is_killed_in_a_block_has_lost_what_it_had_staged(repo, store):
-    with members(store, 2) as (worker, other):
-        worker.do(enter)
-        worker.do(fill, "x", 0, 2, 7)
-        worker.kill()
-        with pytest.raises(txstore.ParticipantLostError):
-            store.commit()
-        other.do(fill_in_block, 0, 1, 1)
-        store.commit()
-    assert committed(repo)[:4] == [1] * 4
-
-
 def test_blocks_one_after_the_other_are_one_participant(repo, store):
     with members(store, 1) as (worker,):
         for number in range(5):
             worker.do(put_in_block, str(number))
-        shared = store.mapping._staging.members.shared
+        shared = store.mapping.staging.members.shared
         assert len([number for number in shared.participants() if number]) == 1
         store.commit()
     assert repo.mapping()["4"] == b"1"

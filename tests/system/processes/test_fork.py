@@ -62,14 +62,6 @@ def test_in_a_block_it_does_not_matter_whether_it_was_used_before(repo, store, u
     assert repo.mapping()["child"] == b"1"
 
 
-def test_a_plain_mapping_is_shared_too(repo, store):
-    with repo.begin() as transaction:
-        transaction["owner"] = b"1"
-        in_child(lambda: (transaction.set("child", b"1"), transaction.participation.seal()))
-        assert dict(transaction)["child"] == b"1"
-    assert repo.mapping()["child"] == b"1"
-
-
 def test_leaving_the_parents_block_in_a_child_ends_nothing(repo, store):
     """A child that goes on after the `with` operation, as `os.fork()` in a script does."""
     with repo.transaction() as block:
@@ -101,7 +93,7 @@ def test_the_end_of_an_idle_child_ends_nothing(repo, store, how):
     transactions = [repo.begin(), repo.begin()]
     for number, transaction in enumerate(transactions):
         transaction[f"{number}"] = bytes(2 << 20)
-    in_child(lambda: (transactions[0].set("part", b"1"), transactions[0].participation.seal()))
+    in_child(lambda: (transactions[0].set("part", b"1"), transactions[0].lifecycle.seal()))
     del transaction
 
     def end() -> None:
@@ -368,20 +360,6 @@ def test_a_lock_that_a_thread_holds_is_free_in_the_child():
         in_child(lambda: [each.acquire(timeout=TIMEOUT) or pytest.fail("it is held") for each in (lock, again)])
 
 
-def test_nothing_lives_longer_for_being_told_of_forks():
-    class Told:
-        def after_fork_in_child(self) -> None:
-            pass
-
-    thing = Told()
-    processes.watch(thing)
-    assert thing in processes.all_of(processes._forked)
-    before, seen = len(processes._forked._references), weakref.ref(thing)
-    del thing
-    assert seen() is None
-    assert len(processes._forked._references) < before
-
-
 def test_things_are_told_of_a_fork_also_if_another_thread_adds_one():
     class Told:
         def __init__(self) -> None:
@@ -455,7 +433,7 @@ def test_forks_while_other_threads_begin_and_end_transactions(repo, store, monke
             def work(mine=mine, number=number) -> None:
                 signal.alarm(TIMEOUT)
                 mine[f"child {number}"] = b"1"
-                mine.participation.seal()
+                mine.lifecycle.seal()
 
             in_child(work)
             mine.commit()

@@ -21,7 +21,7 @@ from tests.tools.steps import forked, status_of
 from tests.tools.waiting import wait_until
 from tests.tools.workers import TIMEOUT
 from txstore import LockTimeoutError, TransactionStateError
-from txstore.sessions.lock_blocks import LockBlock
+from txstore.sessions.session import LockBlock
 from txstore.store import TxStore
 from txstore.transactions.held_locks import TransactionLocks
 
@@ -56,7 +56,7 @@ def other() -> Iterator[ThreadPoolExecutor]:
 
 
 def locks_of(store: TxStore) -> TransactionLocks:
-    locks = store.mapping.locking.locks
+    locks = store.mapping.lifecycle.locks
     assert locks is not None
     return locks
 
@@ -133,14 +133,6 @@ def test_what_the_transaction_began_with_is_there_for_its_threads_in_turns(repo,
         pass
 
 
-def test_the_timeout_is_for_threads_too(store, other):
-    with store.lock("x", 0):
-        waiting = other.submit(lambda: store.lock("x", 0, timeout=0.3).__enter__())
-        with pytest.raises(LockTimeoutError):
-            waiting.result(TIMEOUT)
-        assert not waits(store)
-
-
 def hold(store: TxStore, directory: str) -> None:
     Path(directory, "held").touch()
     wait_until(Path(directory, "let go").exists)
@@ -159,12 +151,6 @@ def test_who_is_refused_by_another_process_gives_its_turn_back(store, other, tmp
         member.answer()
         member.leave()
     assert other.submit(try_lock, store, np.s_[0:8]).result(TIMEOUT) == "locked"
-
-
-def test_an_exception_gives_the_lock_up(store, other):
-    with pytest.raises(KeyError), store.lock("x", 0):
-        raise KeyError
-    assert other.submit(try_lock, store, 0).result(TIMEOUT) == "locked"
 
 
 def test_a_block_is_entered_once(store):
@@ -330,21 +316,6 @@ def increment(store: TxStore, path: str, element: int) -> None:
     with store.lock(path, element):
         z = zarr.open_array(store, path=path)
         z[element] = z[element] + 1
-
-
-@pytest.mark.usefixtures("pipeline")
-def test_no_increment_is_lost_by_threads(repo, store):
-    z = zarr.open_array(store, path="x")
-
-    def work(number: int) -> None:
-        for i in range(40):
-            element = (i + number) % 8  # two chunks
-            with store.lock("x", element):
-                z[element] += 1
-
-    in_threads(work, 4)
-    store.commit()
-    assert committed(repo)[:8] == [20] * 8
 
 
 def in_threads(work: Callable[[int], object], count: int) -> None:

@@ -76,13 +76,6 @@ def test_parking_between_processes(path):
 # --- Killed
 
 
-def test_trying_recovers_too(path):
-    with clients(path, 2) as [holder, other]:
-        holder.acquire("a")
-        holder.kill()
-        assert other.acquire(["a", "b"], 0) == ("a",)
-
-
 def test_a_dirty_word_stays_dirty_when_its_new_holder_gives_up(path):
     with clients(path, 2) as [holder, other]:
         holder.acquire("x/c/0")
@@ -142,18 +135,6 @@ def test_a_place_taken_anew_is_swept(path):
 
 
 # --- Stopped, interrupted
-
-
-def test_control_c(path, owner):
-    owner.acquire("x/c/1")
-    with clients(path, 1) as [client]:
-        blocked(client, ["x/c/0", "x/c/1", "x/c/2"])
-        os.kill(client.pid, signal.SIGINT)
-        with pytest.raises(KeyboardInterrupt):
-            client.finish()
-        assert owner.acquire(["x/c/0", "x/c/2"], 0) == ()
-        owner.release(["x/c/0", "x/c/1", "x/c/2"])
-        assert client.acquire("x/c/1", 0) == ()
 
 
 def handle_and_wait(table, owner):

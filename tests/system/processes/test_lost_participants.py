@@ -18,7 +18,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.tools.members import Member, committed, enter, fill, get, join, locked, members, put, seal
+from tests.tools.members import committed, enter, get, join, locked, members, put, seal
 from tests.tools.workers import QUICK, TIMEOUT
 from txstore.store import TxStore
 
@@ -73,25 +73,6 @@ def test_what_was_lost_may_be_taken(repo, store):
     assert committed(repo)[:12] == [1] * 8 + [0] * 4
 
 
-def test_work_is_not_done_anew_on_top_of_what_was_lost(repo, store):
-    with members(store, 2) as (worker, again):
-        again.do(get, "x/zarr.json")
-        worker.do(enter)
-        worker.do(fill, "x", 0, 2, 7)  # half a chunk
-        worker.kill()
-        third = Member(store)
-        third.do(get, "x/zarr.json")
-        third.do(locked, "x", np.s_[2:4], fill, "x", 2, 4, 1)  # a lock makes it look at what others have staged
-        third.leave()
-        with pytest.raises(txstore.ParticipantLostError) as caught:
-            store.commit()  # what was lost is another part of the chunk
-        assert caught.value.keys == ("x/c/0",)
-        again.do(fill, "x", 0, 2, 2)
-        again.leave()
-    store.commit()
-    assert committed(repo)[:4] == [2, 2, 1, 1]
-
-
 def fill_in_block(store: TxStore, start: int, stop: int, value: int) -> None:
     with store:
         fill_chunks(store, start, stop, value)
@@ -119,20 +100,6 @@ def test_what_a_process_had_done_before_counts(repo, store, work):
         again.leave()
     store.commit()
     assert committed(repo) == [1] * 12 + [2] * 8 + [0] * 12
-
-
-def test_what_a_process_had_done_before_may_be_repeated(repo, store):
-    """Dask repeats tasks whose results have died with a worker, on a worker that does not know of the first time."""
-    with members(store, 2) as (worker, again):
-        again.do(fill_chunks, 7, 8, 5)
-        worker.do(fill_chunks, 0, 2, 1)
-        worker.do(enter)
-        worker.do(fill_chunks, 2, 4, 1, 3)
-        worker.kill()
-        again.do(fill_chunks, 1, 4, 2)
-        again.leave()
-    store.commit()
-    assert committed(repo) == [1] * 4 + [2] * 12 + [0] * 12 + [5] * 4
 
 
 def raise_half_way(store: TxStore) -> None:
@@ -274,92 +241,6 @@ def received(pipe: Any) -> dict[int, int]:
     return found
 
 
-def _write_some(url: str, elements: dict[int, int], dies: bool) -> None:
-    with txstore.Repository(url).transaction(name="job") as store:
-        array = zarr.open_array(store, path="x", mode="r+")
-        for at, value in elements.items():
-            array[at] = value
-        if dies:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_who_joins_later_does_not_hide_what_another_has_lost(repo: txstore.Repository) -> None:
-    """Another part of the same chunk builds on what the dead one wrote."""
-    with repo.transaction() as store:
-        zarr.create_array(store, name="x", data=np.full(9, -1), chunks=(9,))
-
-    def run(elements: dict[int, int], *, dies: bool = False) -> None:
-        process = multiprocessing.get_context("fork").Process(target=_write_some, args=(repo.url, elements, dies))
-        process.start()
-        process.join(TIMEOUT)
-
-    run({0: 1, 1: 2}, dies=True)  # element 2 is missing
-    run({6: 7})
-    with pytest.raises(txstore.ParticipantLostError, match="do that work again"):
-        repo.transaction(name="job").commit("job")
-    run({0: 1, 1: 2, 2: 3})
-    repo.transaction(name="job").commit("job")
-    assert committed(repo) == [1, 2, 3, -1, -1, -1, 7, -1, -1]
-
-
-def _set_some(url: str, attributes: dict[str, int], dies: bool) -> None:
-    with txstore.Repository(url).transaction(name="job") as store:
-        zarr.open_array(store, path="x").attrs.update(attributes)
-        if dies:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-
-def test_attributes_of_a_killed_rank_are_missed_until_they_are_set_again(repo: txstore.Repository) -> None:
-    """Who joins later sees them, and writes them once more with its own."""
-    with repo.transaction() as store:
-        zarr.create_array(store, name="x", data=np.zeros(4), chunks=(4,))
-
-    def run(attributes: dict[str, int], *, dies: bool = False) -> None:
-        process = multiprocessing.get_context("fork").Process(target=_set_some, args=(repo.url, attributes, dies))
-        process.start()
-        process.join(TIMEOUT)
-
-    run({"a": 1, "b": 2}, dies=True)
-    run({"a": 4, "c": 3})
-    with pytest.raises(txstore.ParticipantLostError, match=r"x/zarr\.json"):
-        repo.transaction(name="job").commit("job")
-    run({"b": 2})
-    repo.transaction(name="job").commit("job")
-    assert dict(zarr.open_array(repo.snapshot(), path="x").attrs) == {"a": 4, "b": 2, "c": 3}
-
-
-def test_elements_that_leave_only_fill_values_are_a_part_of_the_chunk(repo: txstore.Repository) -> None:
-    """Such a chunk would be deleted, as a whole. That would hide what another has lost of it."""
-    with repo.transaction() as store:
-        zarr.create_array(store, name="x", data=np.array([7, 0, 0, 0]), chunks=(4,))
-    store = repo.transaction()
-    with members(store, 2) as (worker, other):
-        worker.do(enter)
-        worker.do(fill, "x", 2, 3, 5)
-        worker.kill()
-        other.do(fill, "x", 0, 1, 0)
-        other.leave()
-    with pytest.raises(txstore.ParticipantLostError) as caught:
-        store.commit()
-    assert caught.value.keys == ("x/c/0",)
-    fill(store, "x", 2, 4, 5)
-    store.commit()
-    assert committed(repo) == [0, 0, 5, 5]
-
-
-def test_who_joins_later_and_leaves_only_fill_values_does_not_hide_what_another_has_lost(
-    repo: txstore.Repository,
-) -> None:
-    with repo.transaction() as store:
-        zarr.create_array(store, name="x", data=np.array([7, 0, 0, 1]), chunks=(4,))
-    for elements, dies in (({0: 0}, True), ({3: 0}, False)):
-        process = multiprocessing.get_context("fork").Process(target=_write_some, args=(repo.url, elements, dies))
-        process.start()
-        process.join(TIMEOUT)
-    with pytest.raises(txstore.ParticipantLostError, match="x/c/0"):
-        repo.transaction(name="job").commit("job")
-
-
 def put_at(store: TxStore, selection: Any, value: int) -> None:
     zarr.open_array(store, path="y").oindex[selection] = value
 
@@ -396,23 +277,11 @@ def test_elements_here_and_there_are_not_done_again_by_who_writes_others(repo, s
     assert committed(repo, "y") == expected.tolist()
 
 
-def test_the_same_elements_of_many_are_done_again(repo, store):
-    zarr.create_array(store, name="y", data=np.zeros(64, "i8"), chunks=(64,))
-    with members(store, 2) as (worker, again):
-        worker.do(enter)
-        worker.do(put_at, MASK, 1)
-        worker.kill()
-        again.do(put_at, MASK, 1)
-        again.leave()
-    store.commit()
-    assert committed(repo, "y") == MASK.tolist()
-
-
 def append_half(store: TxStore, value: int) -> None:
     """Die when the document is staged, with its new shape, and none of the new rows."""
     z = zarr.open_array(store, path="x")
     for name in ("stage_part", "stage_batch"):
-        setattr(store.mapping._staging, name, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
+        setattr(store.mapping.staging, name, lambda *_: os.kill(os.getpid(), signal.SIGKILL))
     z.append(np.full(4, value))
 
 

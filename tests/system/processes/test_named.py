@@ -4,7 +4,6 @@ import multiprocessing
 import os
 import subprocess
 import sys
-import threading
 from concurrent.futures import ProcessPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.system.processes.ranks import NAME, Refused, assert_tidy, content, named, ranks, stage, value_of
+from tests.system.processes.ranks import NAME, assert_tidy, content, named, ranks, stage, value_of
 from tests.tools.members import committed, members
 from tests.tools.steps import forked, status_of
 from tests.tools.workers import QUICK, SPAWN, TIMEOUT, Worker, ended
@@ -99,24 +98,6 @@ def test_all_have_gone_and_somebody_commits(repo: txstore.Repository, end: str) 
     repo.transaction(name=NAME).commit()
     assert content(repo) == ["0", "0/0", "1", "1/1", "2", "2/2"]
     assert_tidy(repo)
-
-
-def test_all_have_died(repo: txstore.Repository) -> None:
-    with ranks(2, repo) as all_ranks:
-        for number, rank in enumerate(all_ranks):
-            rank.do("join")
-            rank.do("put", str(number))
-    for _ in range(2):
-        with pytest.raises(txstore.ParticipantLostError):
-            repo.transaction(name=NAME).commit()
-    store = repo.transaction(name=NAME)
-    store["0"] = value_of("0")
-    with pytest.raises(txstore.ParticipantLostError) as lost:
-        store.commit()
-    assert lost.value.keys == ("1",)
-    store["1"] = value_of("1")
-    store.commit()
-    assert content(repo) == ["0", "1"]
 
 
 def test_what_the_dead_have_staged_can_be_taken(repo: txstore.Repository) -> None:
@@ -230,14 +211,6 @@ def test_a_name_is_used_again(repo: txstore.Repository, end: str) -> None:
         assert repo.head() is None
 
 
-def test_it_sees_what_was_staged_when_it_joined(repo: txstore.Repository) -> None:
-    stage(repo, "a")
-    with repo.transaction(name=NAME) as store:
-        assert store["a"] == value_of("a")
-        assert store.changes()["set"] == ["a"]
-    assert NAME not in repo.snapshot()
-
-
 @pytest.mark.parametrize("name", ["", ".a", "-a", "a/b", "a b", "../a", "a\0", "ä", "a" * 101, 7])
 def test_bad_names(repo: txstore.Repository, name: Any) -> None:
     with pytest.raises(txstore.KeyFormatError, match="transaction"):
@@ -275,17 +248,6 @@ def test_a_name_and_locks_for_its_whole_life(repo: txstore.Repository) -> None:
 
 
 # --- leaving
-def test_leaving_by_an_exception_seals(repo: txstore.Repository) -> None:
-    with pytest.raises(ZeroDivisionError), repo.transaction(name=NAME) as store:
-        store["a"] = value_of("a")
-        1 / 0  # noqa: B018
-    (participant,) = repo.transactions()[0].participants
-    assert (participant.sealed, participant.alive) == (True, False)
-    assert not repo.head()
-    repo.transaction(name=NAME).commit()
-    assert content(repo) == ["a"]
-
-
 def test_a_part_with_a_failed_write_is_not_complete(repo: txstore.Repository) -> None:
     with repo.transaction(name=NAME) as store:
         store["a"] = value_of("a")
@@ -293,10 +255,10 @@ def test_a_part_with_a_failed_write_is_not_complete(repo: txstore.Repository) ->
             store["b"] = 3.5
         with pytest.raises(txstore.KeyFormatError):
             store["/"] = b""
-        real, store.mapping._staging.part.writer.append = store.mapping._staging.part.writer.append, failing
+        real, store.mapping.staging.part.writer.append = store.mapping.staging.part.writer.append, failing
         with pytest.raises(OSError, match="full"):
             store["b"] = b""
-        store.mapping._staging.part.writer.append = real
+        store.mapping.staging.part.writer.append = real
     with pytest.raises(txstore.ParticipantLostError) as lost:
         repo.transaction(name=NAME).commit()
     assert lost.value.keys == ("a",)
@@ -309,21 +271,6 @@ def failing(*_: Any, **__: Any) -> None:
     raise OSError(28, "full")
 
 
-def test_a_part_with_a_failed_write_beside_another_of_its_process(repo: txstore.Repository) -> None:
-    one, other = repo.transaction(name=NAME), repo.transaction(name=NAME)
-    one["a"] = value_of("a")
-    one.mapping._staging.part.writer.append = failing
-    with pytest.raises(OSError, match="full"):
-        one["b"] = b""
-    with pytest.raises(TransactionStateError, match="of this process"):
-        other.commit()
-    with one:
-        pass
-    with pytest.raises(txstore.ParticipantLostError):
-        other.commit()
-    other.rollback()
-
-
 def test_after_the_block_nothing_can_be_staged(repo: txstore.Repository) -> None:
     with repo.transaction(name=NAME) as store:
         x = zarr.create_array(store, name="x", shape=(4,), chunks=(2,), dtype="i4")
@@ -333,33 +280,6 @@ def test_after_the_block_nothing_can_be_staged(repo: txstore.Repository) -> None
         store.commit()
     repo.transaction(name=NAME).commit()
     assert not np.any(zarr.open_array(repo.snapshot(), path="x")[:])
-
-
-def test_leaving_waits_for_the_writes_of_other_threads(repo: txstore.Repository) -> None:
-    store = repo.transaction(name=NAME)
-    transaction = store.mapping
-    staging, entered, go_on = transaction._staging, threading.Event(), threading.Event()
-    real = staging.stage
-
-    def slow(*arguments: Any, **named: Any) -> None:
-        entered.set()
-        assert go_on.wait(TIMEOUT)
-        real(*arguments, **named)
-
-    staging.stage = slow
-    writer = threading.Thread(target=transaction.set, args=("a", value_of("a")), daemon=True)
-    leaver = threading.Thread(target=transaction.participation.leave, daemon=True)
-    writer.start()
-    assert entered.wait(TIMEOUT)
-    leaver.start()
-    leaver.join(0.05)
-    assert leaver.is_alive()
-    go_on.set()
-    for thread in (writer, leaver):
-        thread.join(TIMEOUT)
-        assert not thread.is_alive()
-    repo.transaction(name=NAME).commit()
-    assert content(repo) == ["a"]
 
 
 # --- children of a rank
@@ -453,7 +373,7 @@ def test_a_child_that_inherits_the_store(repo: txstore.Repository) -> None:
             with pytest.raises(TransactionStateError, match="have left"):
                 store.commit()
             store["child"] = value_of("child")
-            store.mapping._staging.part.seal()
+            store.mapping.staging.part.seal()
 
         with forked(child) as pid:
             assert status_of(pid) == 0
@@ -477,26 +397,3 @@ def test_ranks_take_turns_at_a_chunk(repo: txstore.Repository) -> None:
             rank.do("leave")
     repo.transaction(name=NAME).commit()
     assert list(zarr.open_array(repo.snapshot(), path="x")[:]) == [4, 4, 4, 0]
-
-
-def test_without_a_lock_nothing_is_lost_silently(repo: txstore.Repository) -> None:
-    create_x(repo, shape=(4,), chunks=(4,))
-    with ranks(2, repo) as all_ranks:
-        for rank in all_ranks:
-            rank.do("join")
-        for rank in all_ranks:
-            rank.do("add", "x", 1, 1, lock=False)
-        for rank in all_ranks:
-            rank.do("leave")
-    with pytest.raises(txstore.ConflictError) as conflict:
-        repo.transaction(name=NAME).commit()
-    assert conflict.value.keys == ("x/c/0",)
-    repo.transaction(name=NAME).rollback()
-    assert_tidy(repo)
-
-
-def test_refused_is_told(repo: txstore.Repository) -> None:
-    with ranks(1, repo) as (rank,):
-        rank.do("join")
-        with pytest.raises(Refused, match="KeyFormatError"):
-            rank.do("put", "/")

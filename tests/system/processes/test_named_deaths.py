@@ -2,7 +2,6 @@
 
 import itertools
 import os
-import random
 import signal
 from collections.abc import Callable
 from contextlib import suppress
@@ -128,30 +127,6 @@ def test_the_one_who_rolls_back_is_killed_at_each_step(open_repo: Any) -> None:
     assert outcomes == sorted(outcomes)
     assert outcomes.count(False) > 5
     assert outcomes.count(True) > 5
-
-
-@needs_fork
-def test_those_who_go_on_are_killed_too(open_repo: Any) -> None:
-    """Three in a row die at steps by chance, while they commit, or roll back."""
-    chance = random.Random("named")
-    for number in range(30):
-        repo = open_repo(f"{number}.tx")
-        transaction = stage_all(repo)
-        rolled_back = False
-        for _ in range(3):
-            if [each.id for each in txstore.Repository(repo.url).transactions()] != [transaction]:
-                break
-            end = chance.choice(["commit", "commit", "rollback"])
-            rolled_back = end == "rollback"
-            die_while(repo, end, chance.randrange(10 if rolled_back else 35))
-        committed = is_committed(repo, transaction)
-        store = txstore.Repository(repo.url).transaction(name=NAME)
-        there = store.mapping.id == transaction
-        assert store.changes()["set"] == (KEYS if there else [])
-        assert [committed, there, rolled_back].count(True) == 1 or (there and rolled_back)
-        store.commit()
-        tidy_up(repo)
-        assert content(repo) == [*(KEYS if committed or there else []), "next"]
 
 
 @needs_fork

@@ -6,7 +6,6 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -362,46 +361,7 @@ def test_a_conflict_leaves_it_staged(repo: txstore.Repository) -> None:
     assert_tidy(repo)
 
 
-def test_other_commits_do_not_disturb_it(repo: txstore.Repository) -> None:
-    stage_all(repo)
-    with repo.transaction() as store:
-        store["other"] = value_of("other")
-    repo.transaction(name=NAME).commit()
-    assert content(repo) == [*KEYS, "other"]
-
-
 # --- durability
-@pytest.mark.parametrize("durability", ["fsync", "none"])
-def test_that_it_was_begun_survives_power_loss(open_repo: Any, durability: str, monkeypatch: Any) -> None:
-    """Its record, and its name: else nobody would find what the ranks have sealed."""
-    repo = open_repo(durability=durability)
-    written = []
-    real = repo.engine.storage.write_once
-
-    def noting(path: str, content: bytes, *, durable: bool, **others: Any) -> None:
-        real(path, content, durable=durable, **others)
-        if path.startswith(names.STAGING):
-            written.append((path, durable))
-
-    with repo.transaction() as store:
-        store["a"] = value_of("a")
-    monkeypatch.setattr(repo.engine.storage, "write_once", noting)
-    store = repo.transaction(name=NAME)
-    record, name = names.open_path(bytes.fromhex(store.mapping.id)), names.named_path(NAME)
-    assert written == [(record, durability == "fsync"), (name, durability == "fsync")]
-    store.commit()
-
-
-def test_what_is_sealed_survives_power_loss(repo: txstore.Repository) -> None:
-    storage = watch(repo)
-    with repo.transaction(name=NAME) as store:
-        store["a"] = value_of("a")
-        del storage.calls[:]
-    told = [call[0] for call in storage.calls if call[0] in ("file.sync", "sync_directory", "file.write")]
-    assert told == ["file.sync", "sync_directory", "file.write", "file.sync"]  # frames, their name; then the seal
-    repo.transaction(name=NAME).commit()
-
-
 def test_nothing_is_synced_that_need_not_survive(open_repo: Any) -> None:
     repo = open_repo(durability="none")
     storage = watch(repo)
@@ -433,24 +393,11 @@ def test_a_failed_sync_is_not_tried_again(repo: txstore.Repository) -> None:
     transaction["a"] = value_of("a")
     storage.before["file.sync"] = once(OSError(5, "lost"))
     with pytest.raises(OSError, match="lost"):
-        transaction.participation.seal()
-    transaction.participation.seal()
-    transaction.participation.leave()
+        transaction.lifecycle.seal()
+    transaction.lifecycle.seal()
+    transaction.lifecycle.leave()
     with pytest.raises(txstore.ParticipantLostError):
         repo.transaction(name=NAME).commit()
-
-
-def test_a_rollback_is_durable_before_anything_is_deleted(repo: txstore.Repository) -> None:
-    """Else a power loss could bring it back with half of its packs."""
-    transaction = bytes.fromhex(stage_all(repo))
-    storage = watch(repo)
-    existing(repo, NAME).rollback()
-    calls = [call[:2] for call in storage.calls]
-    record = calls.index(("delete", names.sealed_path(transaction)))
-    synced = calls.index(("sync_directory", names.STAGING), record)
-    packs = [i for i, call in enumerate(calls) if call[0] == "delete" and names.parse_staging(Path(call[1]).name)]
-    assert record < synced < min(packs)
-    assert len(packs) == 3
 
 
 # --- listing while it changes

@@ -2,7 +2,6 @@
 
 import multiprocessing
 import pickle
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -54,7 +53,7 @@ def test_a_worker_that_has_joined_is_sent_a_newer_pickle(repo, store, context):
         fill(store, "x", 0, 4, 3)
         assert worker.do(element_of, pickle.dumps(zarr.open_array(store, path="x")), 0) == 3
         assert worker.do(get, "k") == b"second"  # it is the same participant: so does the older store
-        shared = store.mapping._staging.members.shared
+        shared = store.mapping.staging.members.shared
         assert len([number for number in shared.participants() if number]) == 1
         worker.leave()
     store.commit()
@@ -108,7 +107,7 @@ def test_a_forked_child_is_sent_a_newer_pickle(repo, store):
         sent = theirs.recv()
         assert pickle.loads(sent)["k"] == b"second"
         assert get(store, "k") == b"second"
-        assert {number for number in store.mapping._staging.members.shared.participants() if number} == {1}
+        assert {number for number in store.mapping.staging.members.shared.participants() if number} == {1}
 
     with forked(work) as child:
         assert mine.recv() == "joined"
@@ -117,21 +116,6 @@ def test_a_forked_child_is_sent_a_newer_pickle(repo, store):
         assert status_of(child) == 0
     store.commit()
     assert repo.mapping()["child"] == b"1"
-
-
-def test_a_transaction_with_a_name(repo, store):
-    named = repo.transaction(name="n")
-    named["k"] = b"first"
-    with members(named, 1) as (worker,):
-        assert worker.do(value_of, pickle.dumps(named), "k") == b"first"
-        named["k"] = b"second"
-        assert worker.do(value_of, pickle.dumps(named), "k") == b"second"
-        worker.do(put, "w", b"1")
-        # And back: the process that has given the name sees what the worker sees.
-        assert pickle.loads(worker.do(repickled, pickle.dumps(named)))["w"] == b"1"
-        worker.leave()
-    named.commit()
-    assert repo.mapping()["w"] == b"1"
 
 
 def test_what_is_not_there_is_an_error(repo, store, tmp_path):
@@ -156,22 +140,3 @@ def rebuilt(_: TxStore, sent: bytes, is_missing: bool) -> None:
             get(newer, "k")
     else:
         assert get(newer, "k") == b"1"
-
-
-#: Each returns what a worker is to find, after the owner has written anew.
-CHANGES: dict[str, Callable[[TxStore], None]] = {
-    "chunks": lambda store: fill(store, "x", 0, 32, 7),
-    "deleted": lambda store: store.mapping.delete_dir("x/c"),
-}
-
-
-@pytest.mark.parametrize("change", CHANGES)
-def test_the_whole_view_moves_on(repo, store, change):
-    with members(store, 1) as (worker,):
-        worker.do(element_of, pickle.dumps(zarr.open_array(store, path="x")), 0)
-        fill(store, "x", 0, 32, 5)
-        CHANGES[change](store)
-        expected = int(zarr.open_array(store, path="x")[31])
-        assert worker.do(element_of, pickle.dumps(zarr.open_array(store, path="x")), 31) == expected
-        worker.leave()
-    store.commit()

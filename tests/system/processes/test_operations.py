@@ -17,7 +17,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.tools.members import Member, committed, fill, fill_chunk, get, members, put
+from tests.tools.members import Member, committed, fill_chunk, get, members, put
 from tests.tools.steps import forked, status_of
 from tests.tools.waiting import wait_until
 from tests.tools.workers import TIMEOUT
@@ -81,7 +81,7 @@ def test_what_has_returned_is_committed(open_repo, way):
 # --- within an operation
 def die_at_write(store: TxStore, count: int) -> None:
     """Die right before the n-th frame, or the seal, that an append to an array of two chunks writes."""
-    writer = store.mapping._staging.part.writer
+    writer = store.mapping.staging.part.writer
     left = [count]
 
     def then(method: Any) -> Any:
@@ -168,7 +168,7 @@ def test_no_later_operation_vouches_for_one_that_has_failed(repo, store):
 
 def two_at_once(store: TxStore, directory: str) -> None:
     """End one operation while another one has staged the half of what it is to stage."""
-    staging = store.mapping._staging
+    staging = store.mapping.staging
     z = zarr.open_array(store, path="x")
     real = staging.stage
     half = threading.Event()
@@ -205,7 +205,7 @@ def test_the_first_operation_of_a_process_has_ended_when_it_returns(repo, store)
     z = zarr.open_array(store, path="x")
 
     def work() -> None:
-        part = store.mapping._staging.part
+        part = store.mapping.staging.part
         real = part._seal
 
         def seal(seen: Any) -> int:
@@ -243,52 +243,3 @@ def test_operations_in_a_serializable_transaction(repo, store):
 
 
 # --- tasks that are done again
-def test_what_was_done_again_counts_instead_of_what_a_killed_worker_has_done(repo, store):
-    """As Dask does it: its scheduler did not hear that the task was done. Others have written beside it."""
-    with members(store, 3) as (worker, again, other):
-        worker.do(fill, "x", 0, 2, 1)
-        worker.kill()
-        again.do(fill, "x", 0, 2, 2)
-        other.do(fill, "x", 2, 4, 3)
-        store.commit()
-    assert committed(repo)[:4] == [2, 2, 3, 3]
-
-
-def test_what_was_done_again_in_part_is_a_conflict(repo, store):
-    with members(store, 2) as (worker, again):
-        worker.do(fill, "x", 0, 2, 1)
-        worker.kill()
-        again.do(fill, "x", 1, 2, 2)
-        with pytest.raises(txstore.ConflictError):
-            store.commit()
-
-
-def add(store: TxStore, number: int) -> None:
-    z = zarr.open_array(store, path="x")
-    z[0:4] = z[0:4] + number
-
-
-def test_an_update_of_a_killed_worker_is_not_replaced_by_another_one(repo, store):
-    """Each has read what was there before: what is done again would not be that."""
-    with members(store, 2) as (one, other):
-        other.do(get, "x/c/0")
-        one.do(add, 1)
-        one.kill()
-        other.do(add, 10)
-        with pytest.raises(txstore.ConflictError):
-            store.commit()
-
-
-@pytest.mark.parametrize("ends", ["both are killed", "one has ended"])
-def test_two_that_have_written_the_same_conflict_however_they_end(repo, store, ends):
-    with members(store, 2) as (one, other):
-        one.do(fill, "x", 0, 2, 1)
-        other.do(fill, "x", 0, 2, 2)
-        if ends == "one has ended":
-            one.leave()
-        else:
-            one.kill()
-            other.kill()
-        with pytest.raises(txstore.ConflictError) as conflict:
-            store.commit()
-        assert conflict.value.keys == ("x/c/0",)

@@ -3,7 +3,6 @@
 import multiprocessing
 import os
 import shutil
-import time
 from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
@@ -16,8 +15,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.tools.members import Member, append, clear, committed, fill, fill_region, get, locked, members, put, remove
-from tests.tools.waiting import wait_until
+from tests.tools.members import Member, append, committed, fill, fill_region, get, locked, members, put
 from tests.tools.workers import QUICK, SPAWN, TIMEOUT, run_threads
 from txstore.store import TxStore
 
@@ -118,27 +116,6 @@ def test_halves_of_one_chunk_under_a_lock(repo, store):
     assert committed(repo)[:4] == [1, 3, 3, 2]
 
 
-def fill_when_told(store: TxStore, start: int, stop: int, value: int, directory: str) -> None:
-    Path(directory, "held").touch()
-    wait_until(Path(directory, "go on").exists)
-    fill(store, "x", start, stop, value)
-
-
-@pytest.mark.long
-def test_who_had_to_wait_for_a_lock_sees_what_was_written_under_it(repo, store, tmp_path):
-    with members(store, 2) as (first, second):
-        first.begin(locked, "x", np.s_[0:2], fill_when_told, 0, 2, 1, str(tmp_path))
-        wait_until((tmp_path / "held").exists)
-        second.begin(locked, "x", np.s_[2:4], fill, "x", 2, 4, 2)
-        time.sleep(0.05)  # so that it waits already, as a rule
-        (tmp_path / "go on").touch()
-        for member in (first, second):
-            member.answer()
-            member.leave()
-    store.commit()
-    assert committed(repo)[:4] == [1, 1, 2, 2]
-
-
 def test_halves_of_one_chunk_without_a_lock(repo, store):
     with members(store, 2) as (first, second):
         first.do(fill, "x", 4, 6, 1)
@@ -211,91 +188,6 @@ def test_parts_of_one_chunk_that_was_replaced_before(repo, store, replace, metho
     assert committed(repo)[4:8] == [1, 2, 2, 3]
 
 
-def test_parts_of_one_chunk_that_was_replaced_meanwhile(repo, store):
-    """Who has deleted it and who has written it did not know of one another."""
-    with members(store, 3) as (first, second, third):
-        first.do(fill, "x", 4, 5, 1)
-        second.do(fill, "x", 5, 7, 2)
-        third.do(clear, "x/c")
-        first.do(fill, "x", 7, 8, 3)
-        with pytest.raises(txstore.ConflictError, match="without knowing of each other") as caught:
-            store.commit()
-        assert caught.value.keys == ("x/c/1",)
-
-
-@pytest.mark.parametrize("replace", [create_anew, create_group_anew, lambda store: clear(store, "x/c")])
-def test_nothing_is_left_of_what_was_replaced_while_another_wrote_a_part_of_it(repo, store, replace):
-    """What the worker has staged is the old chunk, with its part; the owner, which has replaced that, writes on top."""
-    fill(store, "x", 0, 32, 9)
-    store.commit()
-    store = repo.transaction()
-    with members(store, 1) as (member,):
-        member.do(fill, "x", 4, 5, 1)
-        replace(store)
-        fill(store, "x", 6, 7, 3)
-        with pytest.raises(txstore.ConflictError, match="without knowing of each other") as caught:
-            store.commit()
-        assert caught.value.keys == ("x/c/1",)
-    store.rollback()
-
-
-def fill_ends(store: TxStore) -> None:
-    zarr.open_array(store, path="x").oindex[[0, 39]] = 3
-
-
-def fill_every_fifth(store: TxStore) -> None:
-    zarr.open_array(store, path="x")[4::5] = 3
-
-
-def fill_one_by_one(store: TxStore) -> None:
-    for at in range(0, 40, 2):
-        fill(store, "x", at, at + 1, 3)
-
-
-PARTS = [
-    lambda store: fill(store, "x", 5, 6, 3),
-    lambda store: fill(store, "x", 10, 12, 3),
-    lambda store: fill(store, "x", 5, 11, 3),
-    fill_ends,
-    fill_every_fifth,
-    fill_one_by_one,
-]
-
-
-@pytest.mark.parametrize("count", [1, 2])
-@pytest.mark.parametrize("fill_part", PARTS)
-def test_a_part_over_what_others_wrote_does_not_vouch_for_a_deletion_they_did_not_know(repo, fill_part, count):
-    """The workers have staged the old chunk, with their parts; the owner has seen that, but left what is beside its."""
-    with repo.transaction() as store:
-        zarr.create_array(store, name="x", shape=(40,), chunks=(40,), dtype="i8", overwrite=True)[:] = 9
-    store = repo.transaction()
-    with members(store, 2) as workers:
-        for worker, at in list(zip(workers, (10, 5), strict=True))[:count]:
-            worker.do(fill, "x", at, at + 1, at)
-        clear(store, "x/c")
-        fill_part(store)
-        with pytest.raises(txstore.ConflictError, match="without knowing of each other") as caught:
-            store.commit()
-        assert caught.value.keys == ("x/c/0",)
-    store.rollback()
-
-
-@pytest.mark.parametrize("fill_part", PARTS)
-def test_a_part_over_what_others_wrote_who_knew_of_the_deletion(repo, fill_part):
-    with repo.transaction() as store:
-        zarr.create_array(store, name="x", shape=(40,), chunks=(40,), dtype="i8", overwrite=True)[:] = 9
-    store = repo.transaction()
-    clear(store, "x/c")
-    with members(store, 2) as workers:
-        for worker, at in zip(workers, (10, 5), strict=True):
-            worker.do(fill, "x", at, at + 1, at)
-        fill_part(store)
-        expected = zarr.open_array(store, path="x", mode="r")[:].tolist()
-        store.commit()
-    assert committed(repo) == expected
-    assert set(expected) <= {0, 3, 5, 10}
-
-
 def test_parts_of_one_chunk_that_overlap_without_a_lock(repo, store):
     with members(store, 2) as (first, second):
         first.do(fill, "x", 4, 7, 1)
@@ -346,14 +238,6 @@ def test_appends_by_siblings_conflict(repo, store):
         assert "x/zarr.json" in caught.value.keys
 
 
-def test_equal_appends_by_siblings_conflict_too(repo, store):
-    with members(store, 2) as (first, second):
-        first.do(append, "x", 1)
-        second.do(append, "x", 1)
-        with pytest.raises(txstore.ConflictError, match=r"x/zarr\.json"):
-            store.commit()
-
-
 def test_appends_under_a_lock(repo, store):
     with members(store, 2) as crew:
         for round_ in range(3):
@@ -363,32 +247,6 @@ def test_appends_under_a_lock(repo, store):
             member.leave()
     store.commit()
     assert committed(repo)[32:] == [0, 0, 1, 1, 10, 10, 11, 11, 20, 20, 21, 21]
-
-
-def append_with_old_array(store: TxStore, path: str, pipe: Any) -> None:
-    z = zarr.open_array(store, path=path)
-    pipe.send("opened")
-    assert pipe.poll(TIMEOUT)
-    with store.lock(path, txstore.APPEND):
-        try:
-            z.append(np.full(2, 2, "i8"))
-        except txstore.StaleArrayError:
-            append(store, path, 2)
-
-
-def test_an_array_that_was_opened_before_the_lock_is_to_be_opened_again(repo, store):
-    mine, theirs = QUICK.Pipe()
-    store.mapping.participation.share()
-    late = QUICK.Process(target=append_with_old_array, args=(store, "x", theirs), daemon=True)
-    late.start()
-    assert mine.poll(TIMEOUT)
-    with members(store, 1) as (first,):
-        first.do(locked, "x", txstore.APPEND, append, "x", 1)
-        first.leave()
-    mine.send("go on")
-    late.join(TIMEOUT)
-    store.commit()
-    assert committed(repo)[32:] == [1, 1, 2, 2]
 
 
 # --- what is staged
@@ -418,51 +276,6 @@ def test_values_of_all_sizes_from_threads_of_children(repo, store, count, size):
         assert len(list(snapshot.keys_below(name))) == 3 * count
         for thread in range(3):
             assert snapshot[f"{name}/{thread}/{count - 1}"] == bytes([(count - 1) % 256]) * size
-
-
-def test_deletions_in_children_and_owner_take_turns(repo, store):
-    for key in ("d/1", "d/2", "d/e/3", "f"):
-        store[key] = b"owner"
-    with members(store, 2) as (first, second):
-        first.do(remove, "d/1")
-        first.do(put, "g", b"first")
-        assert get(store, "d/1") is None
-        clear(store, "d/e")
-        store["d/e/4"] = b"owner again"
-        second.do(clear, "d")  # it knows of nothing that was staged since it joined
-        with pytest.raises(txstore.ConflictError) as caught:
-            store.commit()
-        assert caught.value.keys == ("d/1", "d/e/3", "d/e/4")
-
-
-def test_a_deletion_by_one_who_knows_all_deletes_all(repo, store):
-    before = set(repo.mapping())
-    store["d/1"] = b"owner"
-    with members(store, 2) as (first, second):
-        second.do(put, "d/2", b"second")
-        third = Member(store)
-        third.do(clear, "d")
-        third.leave()
-        first.do(put, "e", b"first")
-        clear(store, "e")
-        store["e/1"] = b"owner"
-        first.leave()
-        second.leave()
-    store.commit()
-    assert sorted(repo.mapping().keys() - before) == ["e", "e/1"]
-
-
-def test_what_is_written_anew_below_a_deleted_path_is_kept(repo, store):
-    # The one who writes has the lower number: its frames are read before those that it builds on.
-    with members(store, 2) as (first, second):
-        first.do(put, "other", b"1")
-        second.do(put, "d/x", b"second")
-        second.do(clear, "d")
-        first.do(locked, "x", np.s_[0:1], put, "d/x", b"first")
-        first.leave()
-        second.leave()
-    store.commit()
-    assert repo.mapping()["d/x"] == b"first"
 
 
 def create_node(store: TxStore, path: str, overwrite: bool) -> None:

@@ -11,11 +11,9 @@ import pytest
 import zarr
 
 import txstore
-from tests.tools.members import members
 from tests.tools.parts import write_part
 from tests.tools.workers import QUICK, TIMEOUT
 from txstore.errors import ConflictError
-from txstore.store import TxStore
 from txstore.transactions.transaction import Transaction
 
 SHAPE, CHUNKS = (24, 24), (8, 8)
@@ -45,11 +43,6 @@ def write_tile(transaction: Transaction, tile: Tile, change: Any) -> None:
             write_part(transaction, f"x/c/{row}/{column}", inside, change)
 
 
-def write_tiles(store: TxStore, numbered: list[tuple[int, Tile]]) -> None:
-    for number, tile in numbered:
-        write_tile(store.mapping, tile, number + 1)  # type: ignore[arg-type]
-
-
 def created(path: Path) -> txstore.Repository:
     repo = txstore.Repository(path / "data.tx", durability="none")
     with repo.transaction() as store:
@@ -66,21 +59,6 @@ def expected(tiling: list[Tile]) -> np.ndarray[Any, Any]:
 
 def at_head(repo: txstore.Repository) -> np.ndarray[Any, Any]:
     return zarr.open_array(repo.snapshot(), path="x", mode="r")[...]  # type: ignore[return-value]
-
-
-@pytest.mark.parametrize("seed", range(3))
-def test_processes_of_one_transaction(tmp_path: Path, seed: int) -> None:
-    repo, tiling = created(tmp_path), tiles(seed)
-    with repo.transaction() as store, members(store, PROCESSES) as found:
-        for number, member in enumerate(found):
-            member.begin(write_tiles, list(enumerate(tiling))[number::PROCESSES])
-        for member in found:
-            member.answer()
-        assert (zarr.open_array(store, path="x", mode="r")[...] == expected(tiling)).all()
-        for member in found:
-            member.leave()
-    assert (at_head(repo) == expected(tiling)).all()
-    assert repo.verify().faults == []
 
 
 def commit_tiles(pipe: Connection, url: str, numbered: list[tuple[int, Tile]]) -> None:

@@ -6,9 +6,7 @@ import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
 
-import numpy as np
 import pytest
-import zarr
 
 import txstore
 from tests.tools.workers import SPAWN, TIMEOUT, Worker, ended, in_time
@@ -86,51 +84,6 @@ def test_what_is_read_is_one_commit(repo, generations, durability):
             rounds, seen = reader.result()
             assert rounds >= seen > 1
     assert repo.head().version == generations - 1
-
-
-def append_rows(barrier, moved, path, times: int) -> int:
-    repo = txstore.Repository(path, durability="none")
-    barrier.wait()
-    for generation in range(1, times + 1):
-        if generation == times:
-            wait_for_readers(moved)
-        with repo.transaction() as store:
-            zarr.open_array(store, path="x", mode="r+").append(np.full(10, generation))
-            array = zarr.open_array(store, path="total", mode="r+")
-            array[:] = generation
-    return times
-
-
-def read_rows(barrier, moved, path, done) -> int:
-    """Read until the writer is done. Returns how many commits were seen."""
-    repo = txstore.Repository(path)
-    seen: set[int] = set()
-    while not done.is_set() or not seen:
-        store = repo.snapshot()
-        rows = zarr.open_array(store, path="x", mode="r")[:]
-        total = zarr.open_array(store, path="total", mode="r")[:]
-        generation = store.base.version
-        assert rows.tolist() == np.repeat(np.arange(generation + 1), 10).tolist()  # neither missing nor fill values
-        assert total.tolist() == [generation] * 6
-        note(generation, seen, barrier, moved)
-    return len(seen)
-
-
-def test_an_array_that_grows_is_never_torn(repo):
-    with repo.transaction() as store:
-        zarr.create_array(store, name="x", data=np.zeros(10, "i8"), chunks=(7,))  # chunks that appends share
-        zarr.create_array(store, name="total", data=np.zeros(6, "i8"), chunks=(2,))
-    done = SPAWN.Event()
-    barrier, moved = SPAWN.Barrier(1 + READERS, timeout=TIMEOUT), SPAWN.Semaphore(0)
-    readers = [Worker(read_rows, barrier, moved, repo.url, done) for _ in range(READERS)]
-    writer = Worker(append_rows, barrier, moved, repo.url, 60)
-    with ended(writer, *readers):
-        try:
-            writer.result()
-        finally:
-            done.set()
-        for reader in readers:
-            assert reader.result() > 1
 
 
 def test_threads_that_share_a_repository(open_repo):

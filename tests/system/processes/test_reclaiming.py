@@ -28,7 +28,7 @@ def stage_and_wait(url: str, size: int, how: str, pipe) -> None:
     store["staged"] = bytes(size)
     transaction = store.mapping
     if how == "flushed":
-        transaction._staging.part.writer.create()
+        transaction.staging.part.writer.create()
     elif how == "shared":
         store.__reduce__()
     pipe.send("staged")

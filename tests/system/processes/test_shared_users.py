@@ -263,7 +263,7 @@ def test_a_directory_that_is_shared_a_moment_later(folder, later):
             (root / ".staging").chmod(0o2775)
             os.seteuid(BOB)
 
-        txstore.storage.permissions.time.sleep = share
+        txstore.storage.tree.time.sleep = share
         os.setgroups([GROUP])
         os.setegid(BOB)
         os.seteuid(BOB)
@@ -271,11 +271,11 @@ def test_a_directory_that_is_shared_a_moment_later(folder, later):
         return bool(pauses) and sum(pauses) < later + 1
 
     def act() -> Any:
-        real = txstore.storage.permissions.time.sleep
+        real = txstore.storage.tree.time.sleep
         try:
             return write()
         finally:
-            txstore.storage.permissions.time.sleep = real
+            txstore.storage.tree.time.sleep = real
 
     assert in_child(act) is True
 
@@ -285,7 +285,7 @@ def commit_other(root: Path) -> None:
 
 
 def commit_impatiently(root: Path) -> None:
-    txstore.storage.permissions._LOOKS = 2  # nobody is about to share it
+    txstore.storage.tree._LOOKS = 2  # nobody is about to share it
     commit_other(root)
 
 

@@ -25,7 +25,7 @@ from tests.tools.waiting import TIMEOUT, wait_until
 from tests.tools.workers import QUICK
 from txstore.errors import CommitTimeoutError, ConflictError
 from txstore.locks.holders import whose_turn
-from txstore.storage import commit_lock, sync_queue
+from txstore.storage import commit_lock
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody queues")
 
@@ -282,7 +282,7 @@ def test_on_a_full_disk_the_turn_is_kept(repo: txstore.Repository, monkeypatch: 
     watch(repo).before["file.sync"] = lambda: turn.append(whose_turn(f"{repo.url}/locks", "commit"))
     set_keys(repo, {"a": b"1"})
     with monkeypatch.context() as patch:
-        patch.setattr(sync_queue.os, "pwrite", always(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
+        patch.setattr(commit_lock.os, "pwrite", always(OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))))
         set_keys(repo, {"b": b"1"})
     assert turn[0] is None
     assert turn[1] is not None

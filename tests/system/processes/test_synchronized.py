@@ -62,22 +62,6 @@ def test_every_increment_of_elements_that_share_chunks(repo, processes, shards):
     assert begun == [MANY] * processes
 
 
-def increment_together(barrier, url) -> int:
-    repo = Counted(url)
-    barrier.wait()
-    for _ in range(ROUNDS):
-        with repo.transaction(lock={"x": 3}, lock_timeout=LOCK_TIMEOUT) as store:
-            x = open_x(store)
-            x[3] = x[3] + 1
-    return repo.begun
-
-
-def test_every_increment_of_one_element(repo):
-    create_array(repo, "x", shape=(8,), chunks=(4,), dtype="i8")
-    run_together(increment_together, *[(repo.url,)] * 4)
-    assert zarr.open_array(repo.snapshot(), path="x", mode="r")[3] == 4 * ROUNDS
-
-
 # --- appending
 def block(process: int, number: int) -> np.ndarray:
     """Rows that say whose they are: process, number of the block, place in it. Of 1 to 7 rows."""

@@ -15,7 +15,7 @@ import zarr
 import txstore
 from tests.tools.faults import watch
 from tests.tools.inside import staged
-from tests.tools.steps import BeforeEach, forked, status_of
+from tests.tools.steps import forked, status_of
 from tests.tools.upkeep import content, oldest_kept_of, put, rewrite, tree
 from tests.tools.waiting import wait_until
 from tests.tools.workers import QUICK, TIMEOUT, Worker, ended
@@ -39,18 +39,6 @@ def read_and_wait(url: str, version: int, ready: str, go: str) -> None:
 @pytest.fixture
 def signs(tmp_path):
     return str(tmp_path / "ready"), str(tmp_path / "go")
-
-
-def test_a_reader_in_another_process(repo, signs):
-    rewrite(repo, 10)
-    ready, go = signs
-    with forked(read_and_wait, repo.url, 5, *signs) as reader:
-        wait_until(Path(ready).exists)
-        repo.optimize()
-        assert repo.vacuum(keep=1).oldest_kept == 5
-        Path(go).touch()
-        assert status_of(reader) == 0
-    assert repo.vacuum(keep=1).oldest_kept > 5
 
 
 @pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGSTOP])
@@ -104,7 +92,7 @@ def test_a_forked_transaction(repo):
 
         def child() -> None:
             store.mapping["child"] = b"1"
-            store.mapping.participation.seal()
+            store.mapping.lifecycle.seal()
 
         with forked(child) as process:
             rewrite(repo, 3, size=200)
@@ -276,44 +264,6 @@ def test_a_writer_stopped_right_before_its_rename(repo, signs):
         assert os.waitstatus_to_exitcode(status_of(writer)) == 7
     assert content(repo).keys() == model.keys()
     assert content(txstore.Repository(repo.url)).keys() == model.keys()
-
-
-# --- killed at any point
-def maintain_with_signal(url: str, step: int, number: int) -> None:
-    repo = txstore.Repository(url)
-    count = 0
-
-    def signal_once(*_: object) -> None:
-        nonlocal count
-        if count == step:
-            os.kill(os.getpid(), number)
-        count += 1
-
-    watch(repo).before = BeforeEach(signal_once)
-    repo.optimize()
-    repo.vacuum(keep=2)
-
-
-def test_killed_at_any_step(open_repo, tmp_path):
-    """The next one goes on; no file stays that nothing needs."""
-    step = 0
-    killed = True
-    while killed:
-        repo = txstore.Repository(tmp_path / f"{step}.tx", durability="none")
-        model = rewrite(repo, 8)
-        with forked(maintain_with_signal, repo.url, step, signal.SIGKILL) as process:
-            killed = os.WIFSIGNALED(status_of(process))
-        assert content(repo) == model
-        model |= {"z": b"1"}
-        put(repo, {"z": b"1"})
-        repo.optimize()
-        repo.vacuum(keep=1)
-        assert content(txstore.Repository(repo.url)) == model
-        assert staged(repo) == []
-        assert len([path for path in tree(repo) if path.startswith(("commits/", "packs/"))]) <= 5
-        assert repo.verify().faults == []
-        step += 1 if ROUNDS > 1 else 3
-    assert step > 50
 
 
 # --- retention by several

@@ -57,12 +57,6 @@ def test_late_and_repeated_days(recipe: Recipe, job: str) -> None:
     assert [commit.properties["day"] for commit in repo.log()][::-1] == [DAYS[n] for n in dict.fromkeys(order)]
 
 
-def test_a_corrected_day(recipe: Recipe, job: str) -> None:
-    recipe.run(f"{job.replace('100.0', '99.0')}\nadd({DAYS[0]!r}); add({DAYS[1]!r})")
-    recipe.run(f"{job}\nprint(add({DAYS[0]!r})); add({DAYS[1]!r})")
-    assert days_of(recipe.directory)[0] == DAYS[:2]
-
-
 @pytest.mark.parametrize("is_first", [True, False])
 def test_days_that_race(recipe: Recipe, job: str, is_first: bool) -> None:
     """Also the first ones, each of which finds no repository; and one of them twice."""
@@ -75,20 +69,6 @@ def test_days_that_race(recipe: Recipe, job: str, is_first: bool) -> None:
     days, repo = days_of(recipe.directory)
     assert days == sorted({*racing, *there})
     assert sorted(commit.properties["day"] for commit in repo.log()) == days
-
-
-def test_a_day_that_races_with_other_values_for_it(recipe: Recipe, job: str) -> None:
-    recipe.run(f"{job}\nadd({DAYS[0]!r})")
-    one = f"""
-try:
-    add({DAYS[1]!r})
-    print("added")
-except txstore.LabelConflictError as error:
-    print(error.labels["time"][0])
-"""
-    printed = recipe.race(job, [one, one.replace("add(", "measured = lambda day, of=measured: of(day) + 1; add(")])
-    assert "added\n" in printed
-    assert {"added\n", f"{np.datetime64(DAYS[1], 'ns')}\n"} >= set(printed)
 
 
 def test_a_job_that_is_killed(recipe: Recipe, job: str) -> None:

@@ -95,38 +95,3 @@ def test_the_history_again_and_later(recipe: Recipe) -> None:
     recipe.run(ONE_MORE)
     recipe.run(history(recipe))
     assert_same_history(recipe)
-
-
-def test_a_history_that_is_killed_in_each_commit(recipe: Recipe) -> None:
-    """Each run dies in the middle of the second commit that it makes."""
-    code = history(recipe)
-    calls = "            replace=True,\n"
-    assert calls in code
-    dies = """
-begun = []
-def die(done, total):
-    if done == total:
-        begun.append(done)
-    elif len(begun) == 1:
-        os.kill(os.getpid(), 9)
-"""
-    killed = "import os\n" + dies + code.replace(calls, calls + "            progress=die,\n")
-    deaths = 0
-    while True:
-        process = recipe.start(killed)
-        _, errors = process.communicate(timeout=60)
-        if process.returncode != -9:
-            assert process.returncode == 0, errors
-            break
-        deaths += 1
-        assert deaths < 10
-    assert deaths >= 3
-    assert_same_history(recipe)
-
-
-def test_two_at_once(recipe: Recipe) -> None:
-    """They may be told of a conflict; what they have committed is right, and a third run completes it."""
-    one = "\n".join("    " + line for line in history(recipe).splitlines())
-    recipe.race("", [f"import txstore\ntry:\n{one}\nexcept txstore.ConflictError as error:\n    print(error)"] * 2)
-    recipe.run(history(recipe))
-    assert_same_history(recipe)

@@ -13,7 +13,6 @@ import zarr
 
 import txstore
 from tests.tools.recipes import Recipe
-from tests.tools.waiting import wait_until
 
 pytestmark = pytest.mark.long
 
@@ -68,18 +67,6 @@ class TestResume:
         kill(recipe.start(stopping(job, "result[part] = part", f"part == {part}") + "work()"), "here")
         assert rows(repo, "result") == [-1] * 10
         recipe.run(job + self.COMMIT)
-        assert rows(repo, "result") == [*range(10)]
-
-    def test_at_once(self, recipe: Recipe, job: str, repo: txstore.Repository) -> None:
-        """Two that do the same part without knowing of each other are refused; nothing is published."""
-        recipe.run(job)
-        recipe.race(job, ["work()"] * 3)
-        try:
-            repo.transaction(name="nightly").commit()
-        except txstore.ConflictError:
-            assert rows(repo, "result") == [-1] * 10
-            repo.transaction(name="nightly").rollback()
-            recipe.run(job + self.COMMIT)
         assert rows(repo, "result") == [*range(10)]
 
 
@@ -150,41 +137,6 @@ class TestRename:
         snapshot = txstore.Repository(recipe.directory / "data.tx").snapshot()
         assert sorted(zarr.open_group(snapshot, mode="r").array_keys()) == ["before", "t2m"]
         assert zarr.open_array(snapshot, path="t2m", mode="r")[:].tolist() == [*range(100)]
-
-
-class TestBackup:
-    """docs/how-to/back-up.md."""
-
-    @pytest.fixture
-    def recipe(self, tmp_path: Path) -> Recipe:
-        recipe = Recipe("docs/how-to/back-up.md", tmp_path)
-        recipe.run(recipe.code(0))
-        repo = txstore.Repository(tmp_path / "data.tx")
-        for value in range(30):
-            with repo.transaction() as store:
-                zarr.open_array(store, path="x")[:] = value
-        return recipe
-
-    def is_equal(self, recipe: Recipe) -> bool:
-        repo, copy = (txstore.Repository(recipe.directory / name) for name in ("data.tx", "backup.tx"))
-        assert copy.verify().faults == []
-        return all(
-            dict(repo.mapping(at=commit.version)) == dict(copy.mapping(at=commit.version)) for commit in repo.log()
-        )
-
-    def test_at_once_and_twice(self, recipe: Recipe) -> None:
-        recipe.race("", [recipe.code(1)] * 2)
-        recipe.run(recipe.code(1))
-        assert self.is_equal(recipe)
-
-    @pytest.mark.parametrize("files", [1, 5, 20])
-    def test_killed(self, recipe: Recipe, files: int) -> None:
-        process = recipe.start(recipe.code(1))
-        wait_until(lambda: sum(path.is_file() for path in (recipe.directory / "backup.tx").rglob("*")) >= files)
-        process.kill()
-        process.communicate()
-        recipe.run(recipe.code(1))
-        assert self.is_equal(recipe)
 
 
 class TestRollingArchive:

@@ -75,16 +75,3 @@ def test_rows_are_removed_once(recipe: Recipe) -> None:
     assert values(weather(recipe)) == expected
     recipe.run(opened(recipe) + f'bad = np.datetime64("2026-02-03")\nbad = xr.Dataset({{"time": [bad]}})\n{remove}')
     assert values(weather(recipe)) == expected
-
-
-def test_a_removal_that_is_killed(recipe: Recipe) -> None:
-    remove = recipe.code(REMOVED, before="ds = xr.open_dataset(weather")
-    staged = "    txstore.upsert(behind, store, dim=dim)\n"
-    assert staged in remove
-    for place in (staged + "    os.kill(os.getpid(), 9)\n", "    os.kill(os.getpid(), 9)\n" + staged):
-        process = recipe.start(opened(recipe) + "import os\n" + remove.replace(staged, place))
-        process.communicate(timeout=60)
-        assert process.returncode == -9
-        assert values(weather(recipe)) == {"2026-01": [1], "2026-02": [-99], "2026-03": [3]}
-    recipe.run(opened(recipe) + remove)
-    assert values(weather(recipe)) == {"2026-01": [1], "2026-03": [3]}

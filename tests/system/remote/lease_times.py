@@ -14,5 +14,5 @@ def shorten() -> None:
 
 def rest(store: TxStore) -> None:
     """Renew no lease from now on: what is on its way when a process is killed would arrive later, as if it lived."""
-    for lease in list(store.mapping._staging.storage.leases._held):
+    for lease in list(store.mapping.staging.storage.leases._held):
         lease._closing.acquire()

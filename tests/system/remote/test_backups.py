@@ -1,19 +1,15 @@
 """Backups from each kind of storage to each: whole, run again, and of what is new."""
 
 import itertools
-import json
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import zarr
-from typer.testing import CliRunner
 
 import txstore
 from tests.system.remote.conftest import STORES, with_engine
-from txstore.cli.main import app
 
 pytestmark = pytest.mark.long
 
@@ -80,23 +76,3 @@ def test_a_backup(place, source, destination):
     with copy.transaction("goes on") as store:
         zarr.open_array(store, path="x")[8] = 80
     assert copy.verify().faults == []
-
-
-def test_the_command(place, tmp_path):
-    repo, there = opened(place(LOCAL)), place(next((store for store in FAR if store.endswith("obstore")), FAR[-1]))
-    with repo.transaction("first") as store:
-        zarr.create_array(store, name="x", data=np.arange(20), chunks=(10,))
-    options = tmp_path / "options.json"
-    options.write_text(json.dumps(there[1]))
-    said = CliRunner().invoke(app, ["backup", repo.url, there[0], "--to-options", f"@{options}"])
-    assert said.exit_code == 0, said.output
-    assert "is new" in said.output
-    assert opened(there).verify().faults == []
-
-
-def test_options_mean_nothing_for_a_directory(tmp_path: Path) -> None:
-    repo = txstore.Repository(tmp_path / "data.tx")
-    with repo.transaction("first") as store:
-        zarr.create_array(store, name="x", data=np.arange(20), chunks=(10,))
-    with pytest.raises(ValueError, match="key: means nothing for the local path"):
-        repo.backup(tmp_path / "copy.tx", storage_options={"key": "k"})

@@ -6,7 +6,6 @@ import http.server
 import logging
 import threading
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -20,7 +19,7 @@ from tests.tools.inside import finish_head_cache, objects_of
 from tests.tools.upkeep import below
 from txstore.errors import CorruptionError, LocksUnavailableError, RepositoryNotFoundError, SnapshotExpiredError
 from txstore.storage import kept
-from txstore.storage.objects.interface import ObjectStore, open_objects
+from txstore.storage.objects.interface import open_objects
 
 pytestmark = pytest.mark.long
 
@@ -57,21 +56,6 @@ def test_a_wrong_bucket(s3):
         txstore.TxStore("s3://there-is-no-such-bucket/data.tx", storage_options=s3.storage_options)
 
 
-def test_a_plain_hierarchy(s3):
-    url = s3.url()
-    open_objects(url, s3.storage_options).put("zarr.json", [b'{"zarr_format": 3, "node_type": "group"}'])
-    with pytest.raises(RepositoryNotFoundError, match="plain Zarr"):
-        opened(s3, url)
-    assert [path for path, _ in below(open_objects(url, s3.storage_options))] == ["zarr.json"]
-
-
-def test_something_else(s3):
-    url = s3.url()
-    open_objects(url, s3.storage_options).put("photos/cat.jpg", [b"meow"])
-    with pytest.raises(RepositoryNotFoundError, match="something else"):
-        opened(s3, url)
-
-
 def test_reading_what_is_not_there_creates_nothing(s3):
     url = s3.url()
     repo = opened(s3, url)
@@ -83,16 +67,15 @@ def test_reading_what_is_not_there_creates_nothing(s3):
     assert list(below(open_objects(url, s3.storage_options))) == []
 
 
-def test_options_that_mean_nothing_for_a_local_path(tmp_path):
-    for options, name in (
-        ({"storage_options": {"key": "never-shown"}}, "key"),
-        ({"cache_dir": tmp_path / "cache"}, "cache_dir"),
-        ({"single_writer": True}, "single_writer"),
-    ):
-        with pytest.raises(ValueError, match=f"{name}.*leave it out") as caught:
-            txstore.Repository(tmp_path / "data.tx", **options)
-        assert "never-shown" not in str(caught.value)
-    assert list(tmp_path.iterdir()) == []
+@pytest.mark.parametrize(
+    ("name", "words"), [("zarr.json", "plain Zarr"), ("photos/cat.jpg", "something else")], ids=["zarr", "photos"]
+)
+def test_what_is_no_repository(s3, name, words):
+    url = s3.url()
+    open_objects(url, s3.storage_options).put(name, [b'{"zarr_format": 3, "node_type": "group"}'])
+    with pytest.raises(RepositoryNotFoundError, match=words):
+        opened(s3, url)
+    assert [path for path, _ in below(open_objects(url, s3.storage_options))] == [name]
 
 
 # --- the permission
@@ -148,28 +131,6 @@ def test_a_key_that_may_not_delete(s3, proxy):
         del repo.tags["v1"]
 
 
-def test_a_read_only_key_where_nothing_is_yet(s3, proxy):
-    proxy.faults = Faults(refused=frozenset({"PUT", "POST", "DELETE"}))
-    repo = opened(s3.with_options(endpoint_url=proxy.url), s3.url())
-    with pytest.raises(PermissionError, match="not allowed"), repo.begin() as mapping:
-        mapping["a"] = b"1"
-    assert list(below(objects_of(repo))) == []
-
-
-@pytest.fixture
-def web(tmp_path: Path) -> Iterator[tuple[txstore.Repository, str]]:
-    """A local repository, and the URL by which a web server has it."""
-    repo = txstore.Repository(tmp_path / "data.tx")
-    write(repo)
-    handler = functools.partial(_Quiet, directory=str(tmp_path))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
-        thread.start()
-        yield repo, f"http://127.0.0.1:{server.server_address[1]}/data.tx"
-        server.shutdown()
-        thread.join(10)
-
-
 class _Quiet(http.server.SimpleHTTPRequestHandler):
     def log_message(self, *arguments: object) -> None:
         pass
@@ -220,73 +181,7 @@ def test_a_whole_object_without_end_is_an_error(endless):
         txstore.Repository(endless).snapshot()
 
 
-def test_a_web_server_is_read_only(web):
-    local, url = web
-    repo = txstore.Repository(url)
-    assert zarr.open_array(repo.snapshot(), path="x", mode="r")[:].tolist() == list(range(1, 9))
-    assert [commit.id for commit in repo.log()] == [commit.id for commit in local.log()]
-    transaction = repo.begin()
-    transaction["a"] = b"1"
-    with pytest.raises(PermissionError, match=r"read-only.*single_writer=True"):
-        transaction.commit()
-    transaction.rollback()
-    assert len(list(local.log())) == 1
-    write_more = local.begin("second")
-    write_more["a"] = b"1"
-    write_more.commit()
-    assert [commit.message for commit in repo.log()] == ["second", "written"]
-
-
-def test_single_writer_and_not():
-    """One that was made by a promise is opened by one, and the other way round; either can be read."""
-    options = {"storage_options": {}}
-    alone = txstore.Repository("memory://single-writer/a.tx", single_writer=True, **options)
-    write(alone)  # memory can create exclusively, so the promise is not needed, and not taken down
-    write_again = txstore.Repository("memory://single-writer/a.tx", **options).begin("second")
-    write_again["a"] = b"1"
-    write_again.commit()
-
-
-@pytest.fixture
-def promised(tmp_path: Path) -> str:
-    import fsspec
-    from fsspec.implementations.dirfs import DirFileSystem
-    from fsspec.implementations.local import LocalFileSystem
-
-    class Unknown(DirFileSystem):
-        protocol = "unknown"
-
-        def __init__(self, **options: object) -> None:
-            super().__init__(path=str(tmp_path), fs=LocalFileSystem(auto_mkdir=True))
-
-        @classmethod
-        def _strip_protocol(cls, path: str) -> str:
-            return path.removeprefix("unknown://")
-
-    fsspec.register_implementation("unknown", Unknown, clobber=True)
-    return "unknown://data.tx"
-
-
-def test_a_file_system_that_nobody_knows(promised):
-    plain = txstore.Repository(promised)
-    with pytest.raises(PermissionError, match=r"single_writer=True"), plain.begin() as mapping:
-        mapping["a"] = b"1"
-    assert list(below(objects_of(plain))) == []
-    alone = txstore.Repository(promised, single_writer=True)
-    write(alone)
-    assert alone.verify().faults == []
-    reader = txstore.Repository(promised)
-    assert zarr.open_array(reader.snapshot(), path="x", mode="r")[:].tolist() == list(range(1, 9))
-    with pytest.raises(PermissionError, match=r"single_writer=True"), reader.begin() as mapping:
-        mapping["a"] = b"1"
-    assert len(list(alone.log())) == 1
-
-
 # --- the objects
-def packs_and_commits(objects: ObjectStore) -> list[str]:
-    return [path for path, _ in below(objects) if path.startswith(("packs/", "commits/"))]
-
-
 @pytest.mark.parametrize("damage", ["vanished", "truncated", "emptied", "overwritten"])
 def test_a_damaged_object_is_never_fill_values(s3, damage):
     url = s3.url()
@@ -297,7 +192,7 @@ def test_a_damaged_object_is_never_fill_values(s3, damage):
     snapshot = reader.snapshot()
     array = zarr.open_array(snapshot, path="x", mode="r")
     objects = objects_of(repo)
-    (pack,) = [path for path in packs_and_commits(objects) if path.startswith("packs/")]
+    (pack,) = [path for path, _ in below(objects) if path.startswith("packs/")]
     whole = objects.get(pack)
     if damage == "vanished":
         objects.delete([pack])
@@ -315,21 +210,6 @@ def test_a_damaged_object_is_never_fill_values(s3, damage):
     assert zarr.open_array(opened(s3, url).snapshot(), path="x", mode="r")[-1] == 3_000_000
 
 
-@pytest.mark.parametrize("damage", ["truncated", "emptied", "overwritten"])
-def test_a_damaged_commit(one, damage):
-    server, url = one
-    objects = objects_of(opened(server, url))
-    whole = objects.get("commits/main/0000000000")
-    content = {"truncated": whole[: len(whole) // 2], "emptied": b"", "overwritten": bytes(len(whole))}[damage]
-    objects.put("commits/main/0000000000", [content])
-    objects.delete(["heads/main"])
-    forget_what_was_read()
-    with pytest.raises(CorruptionError, match="0000000000"):
-        list(opened(server, url).snapshot())
-    with pytest.raises(CorruptionError), opened(server, url).begin() as mapping:
-        mapping["a"] = b"1"
-
-
 def test_the_head_has_vanished(one):
     server, url = one
     repo = opened(server, url)
@@ -339,13 +219,6 @@ def test_the_head_has_vanished(one):
         repo.head()
     with pytest.raises(CorruptionError):
         list(repo.log())
-
-
-def test_format_json_has_vanished(one):
-    server, url = one
-    objects_of(opened(server, url)).delete(["format.json"])
-    with pytest.raises(CorruptionError, match=r"format.json"):
-        opened(server, url)
 
 
 # --- locks, secrets

@@ -60,18 +60,6 @@ def test_deleted_right_before_the_version_is_taken(repo, has_own):
     assert rival.verify().faults == []
 
 
-def test_of_two_that_create_a_name_one_wins(repo):
-    rival = again(repo)
-
-    def create() -> None:
-        rival.branches["raced"] = 0
-
-    before(repo, "create", "branches/raced", create)
-    with pytest.raises(ValueError, match="branch 'raced' exists"):
-        repo.branches["raced"] = 1
-    assert again(repo).branches["raced"].version == 0
-
-
 def test_the_name_is_created_though_the_answer_is_lost(repo):
     objects = objects_of(repo)
     real = objects.create
@@ -84,24 +72,3 @@ def test_the_name_is_created_though_the_answer_is_lost(repo):
     objects.create = sent_again
     repo.branches["late"] = 2
     assert again(repo).branches["late"].version == 2
-
-
-def test_one_branch_costs_no_request(repo):
-    for name in ("dev",):
-        del repo.branches[name]
-    repo.vacuum()
-    other, asked = again(repo), []
-    objects = objects_of(other)
-    for request in ("get", "get_range", "get_ranges", "get_tail", "list", "list_after", "put", "create", "exists"):
-        real = getattr(objects, request)
-
-        def counted(first: Any, *rest: Any, real: Any = real, request: str = request) -> Any:
-            asked.append((request, first))
-            return real(first, *rest)
-
-        setattr(objects, request, counted)
-    with other.begin() as transaction:
-        transaction["a"] = b"new"
-    assert other.mapping()["a"] == b"new"
-    assert asked
-    assert not [path for _, path in asked if str(path).startswith("branches")]

@@ -83,23 +83,6 @@ def test_a_run_that_meets_nobody(open_repo, proxy):
         assert reads(counts) <= 1, [(each.method, each.path) for each in proxy.log]
 
 
-def test_a_commit_after_others(open_repo, proxy):
-    """Another process has committed meanwhile: it takes what tells whether that is in conflict, and no more."""
-    repo, other = open_repo(), open_repo()
-    with repo.transaction() as store:
-        zarr.create_array(store, name="x", shape=(1000,), chunks=(1,), dtype="i4", fill_value=-1)
-    for number in range(5):
-        store = repo.transaction()
-        zarr.open_array(store, path="x")[number] = number
-        with other.transaction() as theirs:
-            zarr.open_array(theirs, path="x")[500 + number] = number
-        begin(proxy, repo, other)
-        store.commit()
-        counts = counted(proxy, repo)
-        assert counts["writes"] <= 3  # one was refused
-        assert reads(counts) <= 5, [(each.method, each.path) for each in proxy.log]
-
-
 def test_opening_and_reading_one_chunk_of_many(open_repo, proxy):
     repo = open_repo()
     with repo.transaction() as store:

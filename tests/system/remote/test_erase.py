@@ -40,13 +40,13 @@ def filled(server: Server) -> txstore.Repository:
     fill(repo)
     with repo.begin("of two") as mapping:
         mapping["s/mine"] = SECRETS["s/c/0"]
-        shared = mapping.participation.share()
+        shared = mapping.lifecycle.share()
         other = again(repo)
         theirs = join_shared(other, shared)
         theirs["s/theirs"] = SECRETS["s/c/1"]
         theirs["k/theirs"] = b"kept"
-        theirs.participation.seal()
-        theirs.participation.end()
+        theirs.lifecycle.seal()
+        theirs.lifecycle.end()
     assert scanned(repo)
     return repo
 
@@ -74,7 +74,7 @@ def test_no_object_has_a_byte_of_it(filled: txstore.Repository) -> None:
 def test_who_stages_is_waited_for(filled: txstore.Repository) -> None:
     writer = again(filled).begin("goes on")
     writer["s/c/7"] = SECRETS["s/c/0"]
-    writer.participation.share()
+    writer.lifecycle.share()
     with pytest.raises(txstore.ErasureTimeoutError, match=r"open.*Nothing was changed"):
         filled.erase("s", timeout=0)
     writer.rollback()

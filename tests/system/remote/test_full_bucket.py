@@ -127,19 +127,6 @@ def rewrite_on(repo: txstore.Repository, branch: str, commits: int) -> None:
             mapping["b/c/0"] = b"%d" % number
 
 
-def test_a_vacuum_that_gives_up_nothing_writes_nothing(bucket):
-    repo = bucket.open()
-    rewrite(repo, 3)
-    repo.branches["old"] = repo.head()
-    rewrite_on(repo, "old", 3)
-    bucket.settle(repo)
-    bucket.fill()
-    del repo.branches["old"]  # and this, too, can be done
-    before = len(bucket.names)
-    assert repo.vacuum().files >= 3
-    assert len(bucket.names) <= before - 3
-
-
 def test_what_was_interrupted_in_a_full_bucket_is_done_by_the_next(full):
     """The commit that raises the oldest kept version is there, the file that says so is not."""
     repo = full.open()

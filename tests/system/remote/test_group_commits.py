@@ -14,8 +14,7 @@ from tests.system.remote.killing import acknowledged, kill_in_turn
 from tests.system.remote.proxy import Faults, Proxy
 from tests.tools.inside import stored_commit
 from tests.tools.workers import QUICK, Worker, ended
-from txstore.commit_queue import group_commits
-from txstore.history import branches_in_objects
+from txstore.history import branches_in_objects, group_commits
 
 pytestmark = pytest.mark.long
 

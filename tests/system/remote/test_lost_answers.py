@@ -127,15 +127,6 @@ def test_each_commit_is_made_exactly_once(s3, through, open_repo, proxy, what):
     assert len(landed) == len(set(landed))
 
 
-@pytest.mark.parametrize("fault", ["lost", "busy", "unnamed", "conflict", "reset"])
-def test_what_passes_is_waited_for(open_repo, proxy, fault):
-    repo, transaction = staged(open_repo)
-    with faults(proxy, within=VERSION, first=2, **{fault: 1.0}):
-        transaction.commit()
-    assert messages(repo) == ["first", "second"]
-    assert open_repo().mapping()["a"] == b"1"
-
-
 @pytest.mark.parametrize("fault", ["lost", "busy", "reset"])
 def test_what_does_not_pass_is_an_error_and_what_is_staged_stays(open_repo, proxy, quick, fault):
     """Nothing but the version fails: reading it back tells what has become of the commit, where there is an answer."""
@@ -308,32 +299,6 @@ def test_a_server_that_does_not_answer_is_told_of(open_repo, proxy, monkeypatch)
     assert messages(open_repo()) == ["first", "second"]
 
 
-def test_a_server_that_is_gone_in_the_middle_of_a_commit_and_comes_back(open_repo, proxy):
-    repo = open_repo()
-    everything = frozenset({"PUT", "GET", "DELETE", "POST", "HEAD"})
-    for message, only in (("second", VERSION), ("third", "/packs/")):
-        transaction = repo.begin(message)
-        transaction["a"] = message.encode() + bytes(3 << 20)
-        gone = threading.Event()
-
-        def come_back(only: str = only, gone: threading.Event = gone) -> None:
-            wait_until(lambda: any(only in each.path for each in list(proxy.log)))
-            proxy.faults = Faults(reset=1.0, methods=everything)
-            gone.set()
-            time.sleep(0.7)
-            proxy.faults = Faults()
-
-        proxy.log.clear()
-        proxy.faults = Faults(within=only, lost=1.0, methods=everything)
-        other = threading.Thread(target=come_back)
-        other.start()
-        transaction.commit()
-        other.join()
-        assert gone.is_set()
-    assert messages(open_repo()) == ["first", "second", "third"]
-    assert open_repo().mapping()["a"] == b"third" + bytes(3 << 20)
-
-
 EXPIRED = b"<Error><Code>ExpiredToken</Code><Message>The provided token has expired. hidden-token</Message></Error>"
 
 
@@ -358,17 +323,6 @@ def test_credentials_that_expire_half_way(open_repo, proxy, size):
     with open_repo().begin("last") as mapping:
         mapping["b"] = b"1"
     assert messages(open_repo())[-1] == "last"
-
-
-def test_a_rollback_while_the_credentials_are_refused(open_repo, proxy):
-    repo = open_repo()
-    transaction = repo.begin("second")
-    transaction["a"] = bytes(3 << 20)
-    with faults(proxy, refusal=(403, EXPIRED)):
-        with pytest.raises(PermissionError):
-            transaction.commit()
-        transaction.rollback()
-    assert messages(open_repo()) == ["first"]
 
 
 def test_the_version_is_refused(open_repo, proxy):

@@ -9,17 +9,15 @@ from typing import Any
 import pytest
 
 import txstore
-from tests.system.processes.ranks import KEYS, NAME, Refused, ranks, stage, value_of
+from tests.system.processes.ranks import KEYS, NAME, ranks, value_of
 from tests.system.remote import lease_times
 from tests.system.remote.repositories import again, assert_tidy, opened
 from tests.system.remote.servers import Server
-from tests.tools.inside import existing, objects_of, options_of
+from tests.tools.inside import existing, options_of
 from tests.tools.workers import QUICK, TIMEOUT, Worker, ended
-from txstore import ParticipantLostError, TransactionStateError
 from txstore.format import names
 from txstore.storage import leases
 from txstore.storage.remote import RemoteStorage
-from txstore.transactions.participants.shared import SharedTransaction
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("short_leases")]
 
@@ -70,24 +68,6 @@ def test_ranks_and_a_restart(repo):
     assert_tidy(repo)
 
 
-def test_it_goes_on_while_anybody_lives(repo):
-    with crew(repo, 2) as (one, other):
-        assert one.do("join") == other.do("join")
-        one.do("put", "a")
-        other.do("put", "b")
-        one.do("leave")
-        time.sleep(lease_times.TERM + 2 * lease_times.BEAT)  # the other is silent, and lives
-        with pytest.raises(Refused, match=f"process {other.process.pid} on .* may still stage"):
-            one.do("join")
-            one.do("commit")
-        other.do("rest")
-        other.kill()  # now it is known for sure that it is dead, as soon as that can be known
-        one.do("put", "b")
-        one.do("commit")
-    assert content(repo) == ["a", "b"]
-    assert_tidy(repo)
-
-
 # --- races
 def join_in_rounds(barrier: Any, url: str, options: dict[str, Any], number: int, rounds: int) -> list[str]:
     lease_times.shorten()
@@ -116,59 +96,6 @@ def test_several_begin_at_once(repo):
     for i in range(rounds):
         existing(again(repo), f"round-{i}").commit()
     assert content(repo) == sorted(f"{i}/{number}" for i in range(rounds) for number in range(count))
-    assert_tidy(repo)
-
-
-def stage_and_commit(url: str, options: dict[str, Any], number: int, count: int) -> list[str]:
-    """Stage keys one at a time under one name, which others commit all the time; return those that were staged."""
-    lease_times.shorten()
-    repo = txstore.Repository(url, storage_options=options)
-    staged = []
-    for i in range(count):
-        key = f"{number}/{i}"
-        while key not in staged:
-            try:
-                with repo.transaction(name=NAME) as store:
-                    store[key] = value_of(key)
-                staged.append(key)  # not before: to leave the block may be refused, and then it does not count
-                existing(repo, NAME).commit()
-            except (TransactionStateError, ParticipantLostError):
-                # A commit that was tried in vain refused somebody's write, which is not done again yet.
-                time.sleep(0.01)
-    return staged
-
-
-def test_it_ends_and_the_next_begins_while_its_name_is_looked_for(repo, monkeypatch):
-    """Who then finds that it has ended would delete the name of the next one, in which others have staged by now."""
-    stage(repo, "a")
-    find = SharedTransaction.find
-
-    def overtaken(*arguments):
-        monkeypatch.setattr(SharedTransaction, "find", find)
-        existing(again(repo), NAME).commit()
-        stage(again(repo), "b")
-        return find(*arguments)
-
-    monkeypatch.setattr(SharedTransaction, "find", overtaken)
-    with again(repo).transaction(name=NAME) as store:
-        assert store.mapping["b"] == value_of("b")
-    existing(again(repo), NAME).commit()
-    assert content(repo) == ["a", "b"]
-    assert_tidy(repo)
-
-
-def test_whoever_finishes_commits(repo):
-    workers = [Worker(stage_and_commit, repo.url, options_of(repo), number, 5, context=QUICK) for number in range(3)]
-    with ended(*workers):
-        staged = sorted(key for worker in workers for key in worker.result())
-    deadline = time.monotonic() + TIMEOUT
-    while named(repo):  # the last one to leave was perhaps refused, while another was still there
-        assert time.monotonic() < deadline
-        try:
-            existing(again(repo), NAME).commit()
-        except TransactionStateError:
-            time.sleep(0.1)
-    assert content(repo) == staged
     assert_tidy(repo)
 
 
@@ -286,7 +213,7 @@ def test_who_could_not_hold_the_record_for_long_does_not_commit(repo, monkeypatc
     with repo.transaction(name=NAME) as store:
         store["a"] = value_of("a")
     transaction = existing(repo, NAME)
-    shared = transaction._staging.members.shared
+    shared = transaction.staging.members.shared
     seal = shared.seal
 
     def seal_and_sleep() -> None:
@@ -301,18 +228,3 @@ def test_who_could_not_hold_the_record_for_long_does_not_commit(repo, monkeypatc
     monkeypatch.undo()
     existing(again(repo), NAME).commit()
     assert content(repo) == ["a"]
-
-
-def test_a_name_that_is_left_over_is_given_to_the_next(repo):
-    with repo.transaction(name=NAME) as store:
-        store["a"] = value_of("a")
-    store = existing(repo, NAME)
-    name = objects_of(repo).get(f"{names.STAGING}/named-{NAME}")
-    store.rollback()
-    objects_of(repo).put(f"{names.STAGING}/named-{NAME}", [name])
-    assert named(repo) == []
-    with repo.transaction(name=NAME) as store:
-        store["b"] = value_of("b")
-    existing(repo, NAME).commit()
-    assert content(repo) == ["b"]
-    assert_tidy(repo)

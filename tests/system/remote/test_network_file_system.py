@@ -5,22 +5,18 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
-import numpy as np
 import pytest
-import zarr
 
 import txstore
 from tests.tools.faults import always, watch
-from tests.tools.workers import run_threads
 from txstore import CommitUnknownError
 from txstore.history import opening
 from txstore.history.opening import open_storage
 from txstore.storage import file_systems, local, tree
 from txstore.storage.capabilities import NETWORK
-from txstore.storage.network import NetworkStorage
+from txstore.storage.local import NetworkStorage
 
 pytestmark = pytest.mark.long
 
@@ -49,16 +45,6 @@ def test_which_file_systems_are_shared(monkeypatch: pytest.MonkeyPatch, tmp_path
         assert file_systems.is_on_network(missing) is is_shared
 
 
-def test_it_reads_by_ranges_and_maps_nothing(repo: txstore.Repository) -> None:
-    assert isinstance(repo.engine.storage, NetworkStorage)
-    with repo.transaction() as store:
-        zarr.create_array(store, name="a", data=np.arange(100_000), chunks=(1000,))
-    array = zarr.open_array(repo.snapshot(), path="a", mode="r")
-    assert (array[:] == np.arange(100_000)).all()
-    with open("/proc/self/maps") as maps:
-        assert repo.url not in maps.read()
-
-
 def test_a_file_that_is_cut_off_while_it_is_read_is_an_error_and_no_signal(repo, tmp_path):
     put(repo, a=bytes(3 << 20), b=b"b" * 100)
     snapshot = repo.snapshot()
@@ -69,13 +55,6 @@ def test_a_file_that_is_cut_off_while_it_is_read_is_an_error_and_no_signal(repo,
     with pytest.raises(txstore.CorruptionError, match="0000000000"):
         snapshot.mapping["a"]
     commit.write_bytes(content)
-
-
-def test_a_cache_directory_is_of_use(tmp_path: Path, open_repo: Callable[..., txstore.Repository]) -> None:
-    put(open_repo(), a=bytes(200_000))
-    repo = open_repo(cache_dir=tmp_path / "cache")
-    assert repo.snapshot().mapping["a"] == bytes(200_000)
-    assert any((tmp_path / "cache").rglob("*"))
 
 
 def test_what_the_boot_of_one_machine_says_of_another_machines_disk(tmp_path: Path) -> None:
@@ -145,19 +124,6 @@ def test_the_version_is_never_seen(monkeypatch, open_repo):
     mine.rollback()
     late.ends()
     assert sorted(open_repo().snapshot().mapping) == ["a", "b"]
-
-
-def test_writers_on_several_machines(open_repo: Callable[..., txstore.Repository]) -> None:
-    """Each handle is one machine: nothing that they know of one another is in memory."""
-    repos = [open_repo() for _ in range(4)]
-
-    def write(number: int) -> None:
-        for i in range(10):
-            repos[number].run(lambda store, i=i: store.mapping.update({f"{number}.{i}": b"1"}))
-
-    run_threads(*(partial(write, number) for number in range(len(repos))))
-    assert len(open_repo().snapshot().mapping) == 40
-    assert len(list(open_repo().log())) == 40
 
 
 def test_what_another_machine_stages_is_not_taken_for_abandoned(monkeypatch, open_repo):

@@ -7,16 +7,13 @@ import pickle
 import random
 import subprocess
 import sys
-import time
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
 from tests.system.remote.conftest import STORES, with_engine
-from tests.system.remote.servers import Server
-from tests.tools.steps import status_of
-from txstore.storage.objects import async_backend, azure, obstore_backend
-from txstore.storage.objects.interface import Object, ObjectStore, check_creation, open_objects
+from txstore.storage.objects import async_backend, fsspec_backends, obstore_backend
+from txstore.storage.objects.interface import Object, check_creation, open_objects
 
 pytestmark = pytest.mark.long
 
@@ -134,7 +131,7 @@ def test_listings_are_of_now(objects):
 
 def test_a_long_listing(objects, server, monkeypatch):
     monkeypatch.setattr(async_backend.PagedBackend, "page", 7)
-    monkeypatch.setattr(azure, "PAGE", 7)
+    monkeypatch.setattr(fsspec_backends, "PAGE", 7)
     number = int(os.environ.get("TXSTORE_LONG_LISTING", 30))  # with 1100 obstore needs another page, too
     with ThreadPoolExecutor(16) as threads:
         list(threads.map(lambda i: objects.put(f"l/{i:05}", [b"x"]), range(number)))
@@ -204,64 +201,12 @@ def test_large_objects_are_created_exclusively(objects, megabytes):
     assert objects.get("large") == content
 
 
-def test_the_clock(objects):
-    assert abs(objects.now() - time.time()) < 10  # the servers are on this machine
-
-
-def test_nothing_that_is_partial_is_listed(objects):
-    objects.create("o", [b"x"])
-    objects.put("p", [b"x"])
-    assert names(objects.list("")) == ["o", "p"]
-
-
 def test_pickling(objects, server):
     objects.put("o", [b"x"])
     again = pickle.loads(pickle.dumps(objects))
     assert again.get("o") == b"x"
     assert (again.url, again.creation, again.makes_requests) == (objects.url, objects.creation, objects.makes_requests)
     assert objects.makes_requests == (server.name != "memory")
-
-
-def test_many_threads(objects):
-    content = [random.Random(i).randbytes(1000 + i) for i in range(64)]
-
-    def work(i: int) -> bool:
-        objects.put(f"t/{i}", [content[i]])
-        there = objects.get(f"t/{i}") == content[i]
-        return there and objects.get_ranges(f"t/{i}", [(5, 10), (500, 500)]) == [content[i][5:15], content[i][500:1000]]
-
-    with ThreadPoolExecutor(16) as threads:
-        assert all(threads.map(work, range(64)))
-    assert len(objects.list("t")) == 64
-
-
-def _use(store: ObjectStore, name: str) -> None:
-    assert store.get("parents") == b"p"
-    store.create(name, [name.encode()])
-
-
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_child_goes_on(server: Server):
-    """The parent's threads and connections do not survive the fork; the child makes its own, the parent goes on."""
-    if server.name == "memory":
-        pytest.skip("a child has a copy of it")
-    objects = open_objects(server.url(), server.storage_options)
-    objects.put("parents", [b"p"])
-    children = []
-    for number in range(2):
-        child = os.fork()
-        if child == 0:
-            status = 1
-            try:
-                _use(objects, f"child-{number}")
-                status = 0
-            finally:
-                os._exit(status)
-        children.append(child)
-        objects.create(f"parent-{number}", [b"x"])
-    for child in children:
-        assert status_of(child) == 0
-    assert names(objects.list("")) == ["child-0", "child-1", "parent-0", "parent-1", "parents"]
 
 
 FORKED = """if True:

@@ -3,8 +3,6 @@
 import functools
 import http.server
 import pickle
-import subprocess
-import sys
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -67,17 +65,6 @@ def test_options_of_wrapped_stores():
         assert dict(target(url, options).options) == {"key": "k"}
 
 
-def test_wrappers_are_left_out():
-    store = open_objects("simplecache::memory://wrapped-tests/a", {"simplecache": {"cache_storage": "/nowhere"}})
-    plain = open_objects("memory://wrapped-tests/a")
-    assert store.url == plain.url
-    store.create("o", [b"1"])
-    assert plain.get("o") == b"1"
-    plain.put("o", [b"2"])
-    assert store.get("o") == b"2"
-    assert store.creation == "lock"
-
-
 @pytest.mark.parametrize("url", ["/a/b", "a", "file:///a/b", "local://a", "simplecache::file:///a", "s3:/x"])
 def test_local_paths_are_no_object_stores(url):
     with pytest.raises(ValueError, match="give its path"):
@@ -109,13 +96,6 @@ def test_a_query_is_not_passed_over(url):
     assert "never-shown" not in str(caught.value)
 
 
-def test_an_endpoint_in_a_connection_string_that_is_no_address():
-    text = "AccountName=n;AccountKey=never-shown;BlobEndpoint=127.0.0.1:1/n"
-    with pytest.raises(ValueError, match="write it as https://host:port") as caught:
-        open_objects("az://n/data.tx", {"connection_string": text})
-    assert "never-shown" not in str(caught.value)
-
-
 def test_an_endpoint_that_goes_on_to_the_bucket():
     with pytest.raises(ValueError, match="ends in the name of the bucket"):
         open_objects("s3://bucket/data.tx", {**S3_OPTIONS, "endpoint_url": "http://h:1/bucket/"})
@@ -131,29 +111,6 @@ def test_a_url_without_its_first_part(url):
 def test_a_scheme_that_nobody_knows():
     with pytest.raises(ValueError, match="no file system is known for nonsense://"):
         open_objects("nonsense://x/y")
-
-
-@pytest.mark.parametrize(
-    ("url", "package", "extra"),
-    [
-        ("s3://b/a", "s3fs", "s3"),
-        ("gs://b/a", "gcsfs", "gcs"),
-        ("az://b/a", "adlfs", "azure"),
-        ("sftp://h/a", "paramiko", "sftp"),
-    ],
-)
-def test_a_package_that_is_missing(url, package, extra):
-    code = f"""if True:
-        import sys
-        sys.modules[{package!r}] = sys.modules["obstore"] = None
-        from txstore.storage.objects.interface import open_objects
-        try:
-            open_objects({url!r}, {{"txstore_engine": "fsspec"}})
-        except ImportError as error:
-            print(error)
-    """
-    said = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, timeout=60).stdout
-    assert f"pip install 'txstore[{extra}]'" in said
 
 
 def test_an_engine_that_is_no_engine(monkeypatch):
@@ -303,10 +260,6 @@ def test_a_single_writer(odd):
     assert store.get("d/o") == b"2"
     store.delete(["d/o", "d/none"])
     assert not store.exists("d/o")
-
-
-def test_single_writer_changes_nothing_where_creation_is_exclusive():
-    assert open_objects("memory://x", single_writer=True).creation == "lock"
 
 
 def test_what_is_secret():

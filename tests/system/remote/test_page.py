@@ -8,7 +8,7 @@ import pytest
 
 from tests.system.remote.conftest import STORES
 from tests.system.remote.servers import Server
-from txstore.serving.page_files import put_page
+from txstore.serving.files import put_page
 
 
 # gcsfs asks for the kind of a bucket by gRPC, and the emulator has none; what it is told is looked at below.

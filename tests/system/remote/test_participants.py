@@ -1,16 +1,13 @@
 """Several processes in one transaction on an object store: what they stage is stored, found, counted, and deleted."""
 
-import asyncio
 import multiprocessing
 import os
 import pickle
 import signal
-import threading
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 
-import fsspec.asyn
 import numpy as np
 import pytest
 import zarr
@@ -21,20 +18,7 @@ from tests.system.remote.conftest import SEVERAL_WRITERS, STORES, with_engine
 from tests.system.remote.repositories import assert_tidy, opened, packs, paths, referred
 from tests.system.remote.servers import Server
 from tests.tools.inside import objects_of, options_of
-from tests.tools.members import (
-    Member,
-    clear,
-    committed,
-    enter,
-    fill,
-    fill_chunk,
-    fill_region,
-    get,
-    join_in_this_process,
-    members,
-    put,
-    seal,
-)
+from tests.tools.members import Member, clear, committed, enter, fill, fill_chunk, fill_region, get, members, put
 from tests.tools.workers import QUICK, TIMEOUT
 from txstore.format import names
 from txstore.storage import leases
@@ -91,21 +75,6 @@ def test_workers_of_a_pool_fill_one_array(repo_anywhere):
     assert len(list(repo_anywhere.log())) == 2
 
 
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-@pytest.mark.parametrize("method", ["fork", "spawn"])
-def test_one_process_each_fills_one_array(repo, store, method):
-    context = multiprocessing.get_context(method)
-    processes = [context.Process(target=fill_region, args=(store, number), daemon=True) for number in range(4)]
-    for process in processes:
-        process.start()
-    for process in processes:
-        process.join(TIMEOUT)
-        assert process.exitcode == 0
-    store.commit()
-    assert committed(repo) == [number // 8 + 1 for number in range(32)]
-    assert_tidy(repo)
-
-
 # --- two that write one key, and what each sees
 def crew(store: TxStore, count: int, *, joined: bool = True):
     return members(store, count, joined=joined, first=lease_times.shorten)
@@ -135,42 +104,6 @@ def remove_below(store: TxStore, path: str) -> None:
     clear(store, path)
 
 
-def test_conflicts_within_the_transaction_leave_all_staged(repo, store):
-    with crew(store, 2) as (first, second):
-        for member, value in ((first, 1), (second, 2)):
-            member.do(fill, "x", 0, 4, value)
-            member.do(put, "same", b"equal")
-        with pytest.raises(txstore.ConflictError, match="without knowing of each other") as caught:
-            store.commit()
-        assert caught.value.keys == ("x/c/0",)
-        assert committed(repo) == [0] * 32
-        first.do(fill, "x", 4, 8, 3)  # it goes on
-        fill(store, "x", 0, 4, 4)  # one who knows of neither, or both, does not mend it
-        with pytest.raises(txstore.ConflictError):
-            store.commit()
-        first.leave()
-        second.leave()
-    assert store.changes()["set"] == ["same", "x/c/0", "x/c/1"]
-    store.rollback()
-    assert_tidy(repo)
-
-
-def test_a_conflict_with_another_commit_leaves_all_staged_and_can_be_tried_again(repo, store):
-    with crew(store, 1) as (member,):
-        member.do(fill_chunk, 1)
-        with repo.transaction() as other:
-            zarr.open_array(other, path="x")[4:8] = 9
-        staged = packs(repo)
-        for _ in range(2):
-            with pytest.raises(txstore.ConflictError):
-                store.commit()
-            assert packs(repo) >= staged
-            assert store.changes()["set"] == ["x/c/1"]
-        member.do(fill_chunk, 2)
-        member.leave()
-    assert store.changes()["set"] == ["x/c/1", "x/c/2"]
-
-
 # --- the end
 @pytest.mark.parametrize("end", ["commit", "rollback"])
 def test_what_a_child_writes_after_the_end_is_refused(repo, store, end):
@@ -187,19 +120,6 @@ def test_what_a_child_writes_after_the_end_is_refused(repo, store, end):
     store.rollback()
     repo.vacuum()  # deletes what came too late
     assert_tidy(repo)
-
-
-def test_rollback_deletes_what_was_uploaded(repo, store):
-    before = packs(repo)
-    store["large"] = bytes(2 << 20)
-    with crew(store, 2) as members_:
-        for number, member in enumerate(members_):
-            member.do(fill_chunk, number)
-            member.leave()
-        assert len(packs(repo) - before) > 2
-        store.rollback()
-        assert packs(repo) == before
-        assert_tidy(repo)
 
 
 # --- those who die
@@ -226,34 +146,6 @@ def test_who_was_killed_is_missed_until_its_work_was_done_again(repo, store):
     assert_tidy(repo)
 
 
-def test_what_was_lost_may_be_taken(repo, store):
-    """A set returns when its bytes are stored: with the kill right behind it, everything is there."""
-    with crew(store, 1) as (worker,):
-        worker.do(enter)
-        worker.do(fill_chunk, 0)
-        worker.do(put, "large", bytes(5 << 20))
-        os.kill(worker.process.pid, signal.SIGKILL)
-        worker.process.join(TIMEOUT)
-        store.commit(allow_lost=True)
-    assert committed(repo)[:8] == [1] * 4 + [0] * 4
-    assert repo.mapping()["large"] == bytes(5 << 20)
-
-
-def test_killed_when_all_was_sealed(repo, store, monkeypatch):
-    with crew(store, 1) as (worker,):
-        worker.do(fill_chunk, 0)
-        worker.do(put, "large", bytes(5 << 20))
-        worker.do(seal)
-        os.kill(worker.process.pid, signal.SIGKILL)
-        worker.process.join(TIMEOUT)
-        monkeypatch.setattr(leases, "TERM", float(TIMEOUT))
-        began = time.monotonic()
-        store.commit()
-        assert time.monotonic() - began < leases.TERM  # nobody is waited for
-    assert committed(repo)[:8] == [1] * 4 + [0] * 4
-    assert repo.mapping()["large"] == bytes(5 << 20)
-
-
 def test_killed_when_its_operations_had_ended(repo, store, monkeypatch):
     """The pool of a `with` block does so. Nobody has to find out whether the worker lives."""
     with crew(store, 2) as (worker, other):
@@ -269,33 +161,6 @@ def test_killed_when_its_operations_had_ended(repo, store, monkeypatch):
         assert time.monotonic() - began < leases.TERM
     assert committed(repo)[:8] == [1] * 4 + [2] * 4
     assert_tidy(repo)
-
-
-def test_a_worker_is_sent_a_newer_pickle_and_finds_what_others_create(repo, store):
-    store["k"] = b"first"
-    with crew(store, 2) as (worker, creator):
-        assert worker.do(value_of, pickle.dumps(store)) == b"first"
-        store["k"] = b"second"
-        assert worker.do(value_of, pickle.dumps(store)) == b"second"
-        creator.do(create, "y")
-        worker.do(fill, "y", 0, 4, 1)
-        for member in (worker, creator):
-            member.leave()
-    store.commit()
-    assert committed(repo, "y") == [1] * 4
-    assert_tidy(repo)
-
-
-_kept: list[TxStore] = []
-
-
-def value_of(_: TxStore, sent: bytes) -> bytes:
-    _kept.append(pickle.loads(sent))
-    return bytes(_kept[-1]["k"])
-
-
-def create(store: TxStore, path: str) -> None:
-    zarr.create_array(store, name=path, data=np.zeros(4, "i8"), chunks=(4,))
 
 
 def test_who_is_alive_and_silent_is_not_taken_for_dead(repo, store):
@@ -437,9 +302,9 @@ def test_a_forked_child_reads_what_its_parent_has_only_in_memory(repo, store):
 
 def test_who_could_not_renew_its_lease_for_long_stages_no_more(repo, store):
     """What it has staged may have been deleted."""
-    store.mapping.participation.share()
+    store.mapping.lifecycle.share()
     store["before"] = b"1"
-    lease = store.mapping._staging.part.writer._lease
+    lease = store.mapping.staging.part.writer._lease
     with lease._closing:  # or it may be renewed at this moment
         lease._renewed -= leases.KEPT  # as if the machine had slept
     with pytest.raises(OSError, match=r"could not be renewed .* begin anew"):
@@ -448,27 +313,4 @@ def test_who_could_not_renew_its_lease_for_long_stages_no_more(repo, store):
         store.commit()
     store.rollback()
     assert "before" not in repo.mapping()
-    assert_tidy(repo)
-
-
-@pytest.mark.parametrize("engine", ["fsspec", "obstore"])
-def test_what_is_dropped_on_an_event_loop_does_not_hold_it_up(server_of, engine):
-    """Such as fsspec's: the answer to a request could not come through it while it waits for one."""
-    repo = opened(with_engine(server_of("s3"), engine))
-    with repo.transaction() as store:
-        store["owner"] = b"1"
-        store.mapping.participation.share()
-        joined = [join_in_this_process(repo, store.mapping.shared_id)]
-        joined[0]["participant"] = b"1"
-
-        async def drop() -> None:
-            joined.clear()
-
-        asyncio.run_coroutine_threadsafe(drop(), fsspec.asyn.get_loop()).result(TIMEOUT)
-        for thread in threading.enumerate():
-            if thread.name == "txstore end":
-                thread.join(TIMEOUT)
-        assert store["participant"] == b"1"
-        assert store.mapping._staging.members.siblings._tails[1].is_sealed
-    assert dict(repo.mapping()) == {"owner": b"1", "participant": b"1"}
     assert_tidy(repo)

@@ -7,7 +7,6 @@ import pytest
 
 import txstore
 from tests.system.remote.conftest import with_engine
-from tests.system.remote.counting import CountingObjects
 from tests.system.remote.proxy import Faults, Proxy, kind_of
 from tests.system.remote.servers import Server, azure_connection
 from tests.tools.workers import run_threads
@@ -80,18 +79,6 @@ def test_requests_to_azure(server_of):
             proxy.log.clear()
 
 
-def test_what_the_counting_store_counts_is_what_the_proxy_sees(store, proxy):
-    counting = CountingObjects(store)
-    counting.create("d/o", [b"0123456789"])
-    counting.put("d/p", [b"1"])
-    counting.get("d/o")
-    counting.get_ranges("d/o", [(0, 1), (5, 1)])
-    counting.get_tail("d/o", 1)
-    counting.list("d")
-    counting.delete(["d/o"])
-    assert dict(counting.counts) == proxy.counts() == {"writes": 2, "reads": 4, "lists": 1, "deletes": 1}
-
-
 def test_lost_answers_to_creations(store, proxy):
     """Sent again, a creation finds what it has written itself: FileExistsError, and the content is one's own."""
     proxy.faults = Faults(seed=7, lost=0.3)
@@ -123,18 +110,6 @@ def test_a_server_that_is_busy_is_asked_again(store, proxy, fault):
     assert any(each.status in (503, 409, 400) for each in proxy.log)
     written = [each.path for each in proxy.log if each.method == "PUT" and each.status == 200]
     assert len(written) == len(set(written)) == 16
-
-
-def test_lost_answers_to_everything_else(store, proxy):
-    proxy.faults = Faults(seed=5, lost=0.3, methods=frozenset({"PUT", "GET", "DELETE", "POST"}))
-    for number in range(6):
-        store.put(f"p/{number}", [b"%d" % number])
-        assert store.get_range(f"p/{number}", 0, 5) == b"%d" % number
-    assert len(store.list("p")) == 6
-    store.delete(["p/0"])
-    store.delete(["p/1", "p/2"])
-    assert len(store.list("p")) == 3
-    assert any(each.lost for each in proxy.log)
 
 
 @pytest.mark.parametrize("fault", ["busy", "lost", "conflict"])
@@ -225,15 +200,3 @@ def test_a_single_writer_needs_no_conditions(server_of, drops_conditions, engine
     assert alone.verify().faults == []
     with pytest.raises(PermissionError, match="single_writer=True: open it with the same option"):
         commit(txstore.Repository(url, storage_options=options), "refused")
-
-
-def test_faults_are_those_of_the_seed():
-    def draws(seed: int) -> list[str]:
-        faults = Faults(seed=seed, lost=0.3, busy=0.2)
-        return [faults.draw("PUT") for _ in range(100)]
-
-    assert draws(1) == draws(1) != draws(2)
-    assert 20 < draws(1).count("lost") < 40
-    assert Faults(lost=1.0).draw("GET") == ""
-    limited = Faults(lost=1.0, first=2)
-    assert [limited.draw("PUT") for _ in range(4)] == ["lost", "lost", "", ""]

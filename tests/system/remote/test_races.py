@@ -4,7 +4,6 @@ TXSTORE_RACE_ROUNDS is the number of names; the promise of docs/how-to/remote.md
 """
 
 import os
-import sys
 import threading
 from concurrent.futures import ThreadPoolExecutor
 from typing import Any
@@ -86,24 +85,3 @@ def test_one_creator_wins(name, server_of):
     url = server.url()
     found = winners(url, server.storage_options, ROUNDS)
     check(open_objects(url, server.storage_options), found)
-
-
-def test_one_thread_wins_in_memory(server_of, request):
-    server = server_of("memory")
-    store = open_objects(server.url(), server.storage_options)
-    interval = sys.getswitchinterval()
-    request.addfinalizer(lambda: sys.setswitchinterval(interval))
-    sys.setswitchinterval(1e-6)
-    for number in range(100):
-        barrier = threading.Barrier(THREADS)
-
-        def create(thread: int, number: int = number, barrier: threading.Barrier = barrier) -> bool:
-            barrier.wait(TIMEOUT)
-            try:
-                store.create(f"versions/{number}", [content_of(0, thread, number)])
-            except FileExistsError:
-                return False
-            return True
-
-        with ThreadPoolExecutor(THREADS) as threads:
-            assert sum(threads.map(create, range(THREADS))) == 1

@@ -245,29 +245,6 @@ def test_older_versions_can_not_be_asked_for(place, trusting, monkeypatch):
     assert taken.id not in {each.id for each in place.open().log()}
 
 
-def test_without_versions_a_commit_does_not_follow_what_is_below(place, trusting):
-    first, second = place.open(), place.open()
-    commit(first, "begin")
-    late = staged(second, "made")
-    taken = commit(first, "lost")
-    follower = staged(first, "above")  # before the listing's times can tell that "lost" was replaced
-    place.ignore_conditions()
-    late.commit()
-    above = follower.commit().commit  # which follows what is there no more
-    object_head_caches.STAYS = 0.0
-    with pytest.raises(OSError, match=CAUSE):
-        commit(second, "refused")
-    with pytest.raises(OSError, match=STOPPED):
-        commit(first, "refused")
-    place.proxy.faults = Faults()
-    report = place.open().verify(repair=True)
-    assert lost_of(report) == {taken.id, above.id}
-    assert place.messages() == ["begin", "made"]
-    assert place.open().verify().faults == []
-    commit(place.open(), "after")
-    assert place.messages() == ["begin", "made", "after"]
-
-
 def let_time_pass(repo: txstore.Repository) -> None:
     """Let what the server was asked, and has answered, be longer ago than it is good for."""
     check = repo.engine.commits.storage.creation_check  # type: ignore[attr-defined]
@@ -358,36 +335,6 @@ def test_whoever_has_not_been_answered_asks_again_and_stops_all_others(place, tr
     place.create_exclusively()
     place.open().verify(repair=True)
     assert place.open().head().id == taken.id
-
-
-def test_an_answer_of_before_the_switch_comes_late(place, trusting, monkeypatch):
-    """It comes between the version's creation and the question whether that was exclusive; it was another thread's."""
-    _first, _second, late, _ = rivals(place)
-    place.switch_versioning_on()
-    confirm = CreationProof.confirm
-
-    def after_another(proof: Any, stored: Any) -> None:
-        proof._storage.objects._connected()._told.note(are_told=False)
-        confirm(proof, stored)
-
-    monkeypatch.setattr(CreationProof, "confirm", after_another)
-    with pytest.raises(txstore.CommitUnknownError, match=CAUSE):
-        late.commit()
-
-
-def test_what_was_asked_long_ago_tells_nothing(place):
-    """Another commit has had the version, say, and the next one is made much later."""
-    repo = place.open()
-    commit(repo, "a")
-    storage = repo.engine.commits.storage
-    let_time_pass(repo)
-    place.proxy.log.clear()
-    storage.creation_check.renew()
-    wait_until(lambda: place.proofs() == 1)
-    place.ignore_conditions()
-    let_time_pass(repo)
-    with pytest.raises((OSError, txstore.CommitUnknownError), match=CAUSE):
-        commit(repo, "b")
 
 
 @pytest.mark.parametrize("when", ["before", "meanwhile"])

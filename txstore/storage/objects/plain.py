@@ -15,6 +15,22 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 
+class _InTurns:
+    """A file system that may have one connection, such as FTP's: two threads would get each other's bytes."""
+
+    def __init__(self, filesystem: Any) -> None:
+        self._fs, self._lock = filesystem, processes.new_lock()
+
+    def __getattr__(self, name: str) -> Any:
+        found = getattr(self._fs, name)
+
+        def alone(*arguments: Any, **named: Any) -> Any:
+            with self._lock:
+                return found(*arguments, **named)
+
+        return alone if callable(found) else found
+
+
 class PlainBackend:
     """Any file system of fsspec: it creates nothing exclusively, and writes nothing in one step."""
 
@@ -23,7 +39,7 @@ class PlainBackend:
     versions = None
 
     def __init__(self, filesystem: Any, root: str) -> None:
-        self._fs = filesystem
+        self._fs = filesystem if filesystem.async_impl else _InTurns(filesystem)
         self._root = root.rstrip("/")
 
     def _file(self, path: str) -> str:

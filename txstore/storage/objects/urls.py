@@ -34,8 +34,8 @@ FAMILIES = {
 SCHEME = {"s3": "s3", "gcs": "gs", "azure": "az", "memory": "memory", "sftp": "sftp", "smb": "smb"}
 WRAPPERS = {"blockcache", "cached", "filecache", "simplecache", "dir", "async_wrapper"}
 LOCAL = {"file", "local"}
-#: Whose files are unpacked, or lie anywhere, as the archive or manifest says.
-ARCHIVES = {"libarchive", "reference", "tar", "zip"}
+# Whose files are unpacked, or lie anywhere, as the archive or manifest says.
+_ARCHIVES = {"libarchive", "reference", "tar", "zip"}
 # What a URL begins with, behind the protocol.
 _PLACES = {
     "s3": "the bucket: s3://bucket/path",
@@ -84,8 +84,6 @@ def target_of(url: str, options: Mapping[str, Any], *, engine: str | None, singl
         raise ValueError(
             f"{public(url)}: a directory of this machine is no object store: give its path, without a protocol in front"
         )
-    if ARCHIVES & {link.partition("://")[0] for link in url.split("::")}:
-        raise ValueError(f"{public(url)}: an archive or a manifest is no place of a repository: unpack it first")
     engine = given.pop(ENGINE_OPTION, None) or engine
     if engine not in (None, "fsspec", "obstore"):
         raise ValueError(f"{ENGINE_OPTION} is {engine!r}: choose fsspec or obstore")
@@ -174,6 +172,12 @@ def check_slashes(url: str) -> None:
     if _ESCAPED_USER.search(url):
         told = "a host has no escaped @: write the user before a plain @, or give user and password in storage_options"
         raise ValueError(f"{public(url)}: {told}")
+
+
+def archives_of(url: str) -> list[str]:
+    """Return which layers of a chained URL are archives or manifests."""
+    layers = [layer.partition("://")[0] for layer in url.split("::")]
+    return [layer for layer in layers if layer in _ARCHIVES and layer != url]
 
 
 def has_parameters(scheme: str) -> bool:

@@ -32,7 +32,10 @@ _RANGE = re.compile(r"bytes=(\d+)-(\d+)")
 class BoundedAnswer(aiohttp.ClientResponse):
     """An answer that ends where the wanted range ends. A simple web server sends the whole object for a range."""
 
-    whole = _WHOLE
+    @property
+    def whole(self) -> int:
+        """How many bytes are kept of an answer to a request without a range."""
+        return _WHOLE
 
     async def read(self) -> bytes:
         if self._body is None:

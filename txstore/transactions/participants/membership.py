@@ -311,7 +311,8 @@ class Siblings:
         # A process that joins late has many packs to read: on an object store, read them in parallel.
         each = shared.storage.dispatch.each
         news: dict[int, Iterable[Frame]] = dict(zip(tails, each(read, tails), strict=True))
-        unsealed = [number for number, tail in tails.items() if number and not tail.is_sealed]
+        # One that has just created its file may not hold it yet: whoever has no frame counts as living.
+        unsealed = [number for number, tail in tails.items() if number and tail.last >= 0 and not tail.is_sealed]
         dead = [number for number, is_so in zip(unsealed, each(is_dead, unsealed), strict=True) if is_so]
         if dead:
             packs = shared.packs()

@@ -1,57 +1,68 @@
-"""Commits a transaction, in steps from top to bottom: its staged file becomes a pack, and takes a version."""
+"""What a transaction will commit, on top of one head after another: values, runs, conflicts, rules, and the header.
+
+`commit` publishes it.
+"""
 
 from __future__ import annotations
 
 import contextlib
-import time
-from collections.abc import Collection, Iterable, Iterator, Sequence
-from concurrent.futures import Future, wait
-from typing import NamedTuple
+from collections.abc import Collection, Hashable, Iterable, Iterator, Sequence
+from functools import cached_property
+from typing import TYPE_CHECKING, Any, NamedTuple
 
+from txstore.codecs.chunk_codec import ChunkDecoder, NotMergeableError
 from txstore.commit import Stored
-from txstore.commit_queue.group_commits import PROPOSED
 from txstore.deriving import declared as declared_views
 from txstore.deriving.derivation import derive
-from txstore.errors import ConflictError, CorruptionError, ErasedError, SnapshotExpiredError
+from txstore.errors import ConflictError, CorruptionError, ErasedError, SnapshotExpiredError, TxStoreError
 from txstore.format import commitfile, packfile
-from txstore.format.commitfile import DataPack, RunName, Section, Statistics
-from txstore.format.constraints import as_text
-from txstore.format.declarations import Declarations
-from txstore.format.documents import kind_of_node
-from txstore.format.keys import DOCUMENT_NAMES, ancestors, directory_prefix, is_document, is_related
+from txstore.format.commitfile import CommitName, DataPack, Declarations, RunName, Section, Statistics
+from txstore.format.constraints import Outcome, as_text
+from txstore.format.documents import (
+    NODE_DOCUMENTS,
+    Described,
+    DocumentChange,
+    compare_documents,
+    describe,
+    kind_of_node,
+)
+from txstore.format.keys import (
+    DOCUMENT_NAMES,
+    after_prefix,
+    ancestors,
+    directory_prefix,
+    document_key,
+    is_document,
+    is_related,
+)
 from txstore.format.packfile import PackName
 from txstore.format.records import SERIALIZABLE
+from txstore.format.regions import Region
 from txstore.history import declarations
 from txstore.history.ancestry import Ancestry
-from txstore.history.changes import changed
+from txstore.history.changes import Ref, changed, keys_changed_since, refs_of
 from txstore.history.commits import Commits
 from txstore.history.erasures import as_erasure
-from txstore.history.publisher import Contents, Publisher, SyncFailedError
-from txstore.history.snapshot import Snapshot, Snapshots
-from txstore.observing import carried
+from txstore.history.group_commits import PROPOSED
+from txstore.history.new_commit import Contents, NewCommit, SyncFailedError
+from txstore.history.snapshot import Snapshot
 from txstore.segments import compaction
 from txstore.segments import runs as index
 from txstore.segments.pack_writer import Staged
 from txstore.segments.replaced import read_records
-from txstore.steps import step
-from txstore.storage.request_threads import executor
 from txstore.transactions import conflicts
-from txstore.transactions.conflicts import Writes
-from txstore.transactions.held_locks import TransactionLocks
-from txstore.transactions.merges import Merges
+from txstore.transactions.conflicts import Settled, Writes
+from txstore.transactions.lifecycle import Lifecycle
 from txstore.transactions.participants.chains import Link
-from txstore.transactions.participants.reclaim import look_by_the_way
 from txstore.transactions.reflinks import HeldSources
 from txstore.transactions.staging import Staging
 from txstore.transactions.view import Peek, View
-from txstore.transactions.view_after_commit import CommitOutcome
+
+if TYPE_CHECKING:
+    import numpy.typing as npt
 
 #: Keep a list of up to this many staged keys for the conflict checks, because each check walks through all keys.
-_FEW = 1024
-#: Number of committers in one process that look for the head at the same time, each during its uploads.
-_LOOKS = 8
-#: Seconds in which other processes can hardly commit anything.
-_MOMENT = 0.05
+FEW = 1024
 
 
 class _Merged(NamedTuple):
@@ -60,30 +71,20 @@ class _Merged(NamedTuple):
     inputs: tuple[RunName, ...]
 
 
-class Committer:
-    """One attempt to commit a transaction's staged changes. A `Plan` of `history.publisher`."""
+class Draft:
+    """One attempt to commit a transaction's staged changes."""
 
-    def __init__(
-        self,
-        commits: Commits,
-        snapshots: Snapshots,
-        staging: Staging,
-        locks: TransactionLocks | None,
-        message: str,
-        *,
-        may_queue: bool = True,
-    ) -> None:
-        """`may_queue`: it may follow a commit that has no version yet. If that is never made, this attempt fails."""
-        record = staging.record
+    def __init__(self, tx: Lifecycle, message: str) -> None:
+        commits, staging, record = tx.commits, tx.staging, tx.staging.record
         self.commits = commits
-        self.snapshots = snapshots
+        self.snapshots = tx.snapshots
         self.staging = staging
         self.view = staging.view
         self.head = self.view.base
         self.writes: Writes | None = None
-        self.locks = locks
+        self.locks = tx.locks
         packs = [DataPack(PackName(part.pack_id), part.end) for part in staging.parts()]
-        self.publisher = Publisher(
+        self.file = NewCommit(
             commits,
             staging.part.commit_writer(),
             [(pack, staging.path_of(pack.name.id)) for pack in packs],
@@ -92,11 +93,10 @@ class Committer:
             message=message,
             properties=record.properties,
         )
-        self.merges = Merges(staging, self.publisher)
-        self.own_run = CommitRun(staging, self.publisher, packs, self.merges)
-        self._may_queue = may_queue and staging.other_parent is None  # a merge reads commits below the head
+        self.merges = Merges(staging, self.file)
+        self.own_run = CommitRun(staging, self.file, packs, self.merges)
+        self.may_queue = staging.other_parent is None  # a merge reads commits below the head
         self.merged: _Merged | None = None
-        self._ancestry = Ancestry(commits)
         #: The head on which the outputs of views were derived, and what the commit hands on there.
         self._derived: tuple[Snapshot, Declarations] | None = None
         #: A head, what the commit declares on top of it, and what was checked there.
@@ -112,46 +112,24 @@ class Committer:
     def base(self) -> Snapshot:
         return self.view.base
 
-    def run(self, *, is_wanted: bool) -> Stored | None:
-        """Return the new commit. None if all staged values equal the base's, unless a commit `is_wanted` even so.
+    @cached_property
+    def _ancestry(self) -> Ancestry:
+        return Ancestry(self.commits)
 
-        Raises `ConflictError`, `ConstraintError`, and the errors of `Publisher.prepare` and `publish`. After
-        `CommitUnknownError` it is unknown whether the commit was published; after any other error it was not. The
-        staged changes remain.
-        """
-        sources = [source.stored for source in self.view.reflinks.sources]
-        found = [stored for stored in (*sources, self.staging.other_parent) if stored is not None]
-        if not found:
-            return self._run_or_tell(is_wanted)
-        self.staging.sources = held = HeldSources(self.commits, found)
-        try:
-            for stored in found:
-                self.snapshots.check_kept(stored)
-                if self.publisher.durable and stored.header.branch != self.publisher.branch:
-                    self._make_durable(stored)  # on the commit's own branch, the parent ensures this
-            made = self._run_or_tell(is_wanted)
-        except BaseException:
-            if not self.publisher.proposed:  # else the commit may have been made, and may need them
-                held.release()
-            raise
-        held.release()
-        return made
-
-    def _make_durable(self, stored: Stored) -> None:
-        try:
-            self.commits.store.ensure(stored)
-        except OSError as error:
-            raise SyncFailedError(error) from error
-
-    def check(self) -> None:
-        """Do the steps 1 and 2 of `run`: raise the conflicts and broken constraints that are known by now."""
+    def write(self) -> None:
+        """Merge chunks that several processes wrote in part (I7), and write the commit's run after its values."""
         self.merges.put_together()
         self.own_run.append(self.head)
+
+    def check(self) -> None:
+        """Raise the conflicts and broken constraints that are known by now."""
         self._keep_constraints(self.catch_up())
 
-    def _run_or_tell(self, is_wanted: bool) -> Stored | None:
+    @contextlib.contextmanager
+    def explaining(self) -> Iterator[None]:
+        """Raise, in the place of an error, its cause: an erasure, or the loss of the repository."""
         try:
-            return self._run(is_wanted)
+            yield
         except (CorruptionError, ErasedError):
             self._check_erasures(self.head)  # it has read what was erased since, and needs no repair
             raise
@@ -159,70 +137,48 @@ class Committer:
             self.commits.identity.check_there()
             raise
 
-    def _run(self, is_wanted: bool) -> Stored | None:
-        # 1. Merge chunks that several processes wrote in part (I7). Write the commit's run after its values, without
-        #    values that equal the base.
-        self.merges.put_together()
-        self.own_run.append(self.head)
-        if self.changes_nothing and not is_wanted:
-            return None
+    @contextlib.contextmanager
+    def holding_sources(self) -> Iterator[None]:
+        """Keep the commits of which copies are made, and a merge's second parent. They are durable before this one."""
+        sources = [source.stored for source in self.view.reflinks.sources]
+        found = [stored for stored in (*sources, self.staging.other_parent) if stored is not None]
+        if not found:
+            yield
+            return
+        self.staging.sources = held = HeldSources(self.commits, found)
+        try:
+            for stored in found:
+                self.snapshots.check_kept(stored)
+                if self.file.durable and stored.header.branch != self.file.branch:
+                    self._make_durable(stored)  # on the commit's own branch, the parent ensures this
+            yield
+        except BaseException:
+            if not self.file.proposed:  # else the commit may have been made, and may need them
+                held.release()
+            raise
+        held.release()
 
-        # 2. Look for conflicts with known commits, and for broken constraints, before other committers wait for this
-        #    one. Skip this if the check is so short that they hardly wait.
-        if self.commits.store.takes_turns and not self._is_fresh():
-            self._keep_constraints(self.catch_up())
-
-        # 3. Sometimes compact runs of the head, if they are small compared with the data of this commit.
-        self._append_merged_run(self.head)
-
-        look_by_the_way(self.commits, is_large=bool(self.own_run.packs))
-        return self._publish()
-
-    @step("commit")
-    def _publish(self) -> Stored | None:
-        # 4. Make large files durable, and look for the head meanwhile. Then, for each version that the publisher tries,
-        #    `catch_up` moves to the head and `contents` gives the header's content, until the file takes a version.
-        takes_turns = self.commits.store.takes_turns
-        looked = self._begin_look() if self.own_run.packs and not takes_turns else None
-        self.publisher.prepare(self.head.stored)
-        if looked is not None:
-            wait([looked])  # on an error, `catch_up` meets and raises it again
-        return self.publisher.publish(self, self.follow if self._may_queue and takes_turns else None)
-
-    def _begin_look(self) -> Future[Stored | None] | None:
-        # These threads are separate from those for single requests: a look may wait for such requests.
-        with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads
-            return executor("look for the head", _LOOKS).submit(carried(self.commits.head), self.publisher.branch)
-        return None
-
-    def _is_fresh(self) -> bool:
-        """Tell whether other processes can hardly have committed since the base, and the conflict check is short."""
-        staging = self.staging
-        return (
-            time.monotonic() - staging.began < _MOMENT
-            and len(self.view.staged) <= _FEW
-            and self.publisher.end <= PROPOSED
-            and not (staging.members.is_shared or self.view.reflinks.any or self.view.staged.prefixes)
-            and not (staging.declared or self.base.declared)
-            and staging.record.isolation != SERIALIZABLE
-            and staging.settle_conflicts is None
-            and staging.other_parent is None
-        )
+    def _make_durable(self, stored: Stored) -> None:
+        try:
+            self.commits.store.ensure(stored)
+        except OSError as error:
+            raise SyncFailedError(error) from error
 
     # --- runs
 
-    def _append_merged_run(self, head: Snapshot) -> None:
+    def merge_runs(self, head: Snapshot) -> None:
+        """Compact runs of the head, if they are small compared with the data of this commit."""
         self.merged = None
-        brought = self.publisher.end + sum(pack.end for pack in self.own_run.packs)
+        brought = self.file.end + sum(pack.end for pack in self.own_run.packs)
         at_once = compaction.IN_OBJECTS if self.commits.staged.uploads else compaction.ON_DISK
         if chosen := compaction.merged_by_commit(head.run_names, at_once, brought):
             # An erasure far away does not wait for processes that have opened a run. It leaves no erased value live on
             # a branch, unless the branch begins at an older commit: then the run is not the branch's own.
-            own = (name.pack is not None and name.pack.branch == self.publisher.branch for name in chosen)
+            own = (name.pack is not None and name.pack.branch == self.file.branch for name in chosen)
             is_stale = self.snapshots.is_ranged and not all(own)
             runs = self.snapshots.as_stored(chosen) if is_stale else head.runs_named(chosen)
             content = runs.merge(len(chosen), self.commits.storage)
-            section = self.publisher.append(content)
+            section = self.file.append(content)
             run = index.name_run(content, 0, section.offset)
             self.merged = _Merged(section, run, tuple(chosen))
 
@@ -254,7 +210,7 @@ class Committer:
                     documents[key] = bytes(content)
         keys: Iterable[str] = _Keys(self.view, self.own_run.unchanged, more)
         deleted: Iterable[str] = _Keys(self.view, self.own_run.unchanged, are_deleted=True)
-        if len(self.view.staged) <= _FEW:
+        if len(self.view.staged) <= FEW:
             keys, deleted = list(keys), list(deleted)
         return Writes(
             keys,
@@ -275,20 +231,18 @@ class Committer:
         checked = self.head
         if self.staging.other_parent is not None and checked.stored is not None:
             self._ancestry.reach(checked.stored)  # now, not when other committers wait for this one
-        is_small, branch = self.publisher.end <= PROPOSED, self.publisher.branch
+        is_small, branch = self.file.end <= PROPOSED, self.file.branch
         found = self.commits.store.to_follow(branch) if is_small else self.commits.head(branch)
         if found is None or (checked.stored is not None and found.header.id == checked.stored.header.id):
             self._derive(checked)
             return checked
-        return self._move_to(self.snapshots.newest(branch, found))
+        return self.move_to(self.snapshots.newest(branch, found))
 
-    def follow(self, ahead: Stored) -> Snapshot:
-        return self._move_to(self.snapshots.ahead(ahead))
-
-    def _move_to(self, head: Snapshot) -> Snapshot:
+    def move_to(self, head: Snapshot) -> Snapshot:
+        """Move to a head, if the changes below it do not conflict. Raises `ConflictError`, `SnapshotExpiredError`."""
         if head.oldest_kept > max(self.base.version, 0):
             # I10: tombstones of later deletions may be gone.
-            raise SnapshotExpiredError(self.commits.branches.label(self.publisher.branch, self.base.version))
+            raise SnapshotExpiredError(self.commits.branches.label(self.file.branch, self.base.version))
         self._check_erasures(head)
         self.writes = self.writes or self._writes()
         since = self.head.seq if self.merges.settled is None else self.base.seq
@@ -313,7 +267,7 @@ class Committer:
         """
         staged = self.view.staged
         for record in () if self.commits.are_pins_seen else read_records(self.commits.storage):
-            if record.until.get(self.publisher.branch, -1) > self.base.version:
+            if record.until.get(self.file.branch, -1) > self.base.version:
                 covers = as_erasure(record).covers
                 keys = [key for key, _ in staged.items() if covers(key)]
                 keys += [each for each in staged.prefixes if any(is_related(each, path) for path in record.paths)]
@@ -323,10 +277,10 @@ class Committer:
 
     def _append_runs(self, head: Snapshot) -> None:
         """Write the runs anew, behind values that were added, or at their place. All are synced with the header."""
-        self.publisher.go_back(self.publisher.place)
+        self.file.go_back(self.file.place)
         self.own_run.append(head)
         if self.merged is not None:
-            self._append_merged_run(head)
+            self.merge_runs(head)
 
     def _derive(self, head: Snapshot) -> Declarations:
         """Derive the outputs of views on top of `head`. Return what the commit hands on. Raises `ViewError`."""
@@ -359,7 +313,7 @@ class Committer:
         if mine is None or there is None or not declared_views.are_alike(mine, there):
             return False
         place = declared_views.as_of(head.url, name, there)
-        stored = None if place is None else self.commits.files.at(self.publisher.branch, place.version)
+        stored = None if place is None else self.commits.files.at(self.file.branch, place.version)
         if stored is None or place is None or stored.commit.id != place.id:
             return False
         old, (view,) = self.snapshots.of(stored), declared_views.decode(head.url, {name: there}).values()
@@ -466,6 +420,324 @@ class _Keys(Iterable[str]):
         yield from self._more
 
 
+# --- merged values: of chunks that several processes wrote in part (I7), or that other commits changed (I5)
+#
+# They are new frames after all staged frames. Staged values do not change, because the commit may fail and the
+# transaction continue.
+
+
+class Merges:
+    """The merged values of one attempt to commit."""
+
+    def __init__(self, staging: Staging, file: NewCommit) -> None:
+        self._view = staging.view
+        self._is_serializable = staging.record.isolation == SERIALIZABLE
+        self._file = file
+        #: Merged values, which replace the staged values of their keys. Length 0 deletes the key.
+        self.values: dict[str, Staged] = {}
+        self.settled: Settled | None = None  # for the last head
+        self.derived: set[str] = set()  # documents and chunks that views have made, for the last head
+        #: Values, and their end, before those that are for the last head alone.
+        self._before: tuple[dict[str, Staged], tuple[int, int]] | None = None
+        self._parts: dict[str, list[Link]] = {}  # the layers of chunks that may be merged with other commits
+
+    @property
+    def deleted(self) -> Collection[str]:
+        """The keys of chunks that have only fill values after the merge."""
+        return {key for key, merged in self.values.items() if not merged.length}
+
+    @property
+    def besides(self) -> frozenset[str]:
+        """The keys whose values are not the staged ones, or that are not staged: for the last head."""
+        return frozenset({*(self.settled or ()), *self.derived})
+
+    @property
+    def pack_id(self) -> bytes:
+        """The id of the pack that the merged values lie in."""
+        return self._file.writer.id
+
+    def read(self, key: str) -> bytes | None:
+        """Return a merged value; None if it deletes the key."""
+        merged = self.values[key]
+        return self._file.writer.read(merged) if merged.length else None
+
+    def allow(self, key: str, link: Link) -> None:
+        """Allow merging a partly written chunk with changes of other commits. `link` is a partial frame."""
+        if not self._is_serializable and not self._view.staged.is_below_deleted(key):
+            layers = self._view.staged.layers(key) or [link]
+            if not any(layer.region.is_whole for layer in layers):
+                self._parts[key] = layers
+
+    def settle(self, settled: Settled) -> None:
+        """Use these values for staged keys that other commits have changed, too."""
+        self.settled = settled
+        self._begin_for_head()
+        for key, value in settled.items():
+            self.values[key] = self._file.append_value(key.encode(), value or b"")
+
+    def derive(self, key: str, value: bytes | None) -> None:
+        """Set a key, too, or delete it, whether or not it is staged."""
+        self._begin_for_head()
+        self.derived.add(key)
+        self.values[key] = self._file.append_value(key.encode(), value or b"")
+
+    def _begin_for_head(self) -> None:
+        if self._before is None:
+            self._before = dict(self.values), self._file.place
+
+    def leave_head(self) -> bool:
+        """Drop what was settled or derived: it was for another head. Return whether there was anything."""
+        if self._before is None:
+            return False
+        self.values, place = self._before
+        self._file.go_back(place)
+        self.settled, self.derived, self._before = None, set(), None
+        return True
+
+    def put_together(self) -> None:
+        """Merge the parts of chunks that several processes wrote. Raises `ConflictError` if that is not possible."""
+        for key in sorted(self._view.staged.layered):
+            try:
+                self._put(key, self._view.below(key), self._view.staged.layers(key))
+            except NotMergeableError as error:
+                raise ConflictError(
+                    [key],
+                    reason=f"several processes wrote parts of a chunk that can't be merged, since {error}",
+                    advice="Roll back, and let no two processes write one chunk, or let them take turns: each within "
+                    "`with store.lock(path, selection)`",
+                ) from error
+
+    def are_apart(self, key: str, base: Snapshot, head: Snapshot) -> bool:
+        """Tell whether other commits changed only those elements of a chunk that this transaction did not write.
+
+        After `settle`, this is true for every key.
+        """
+        if self.settled is not None:
+            return True
+        layers = self._parts.get(key)
+        if layers is None or base.is_foreign(key) or head.is_foreign(key):
+            return False
+        written = Region.of_all(layer.region for layer in layers)
+        try:
+            return not self._view.merger(key).differ(base.get_view(key), head.get_view(key), written)
+        except NotMergeableError:
+            return False
+
+    def merge(self, head: Snapshot, since: int) -> bool:
+        """Merge the written elements of chunks into the head's chunks, where these are newer than seq `since`.
+
+        `are_apart` was true for all of them. Return whether there are such chunks. Raises `ConflictError`.
+        """
+        if not self._parts:
+            return False
+        recent, found = head.runs_since(since), False
+        for key, layers in self._parts.items():
+            change = recent.lookup(key.encode()) if self.settled is None else None
+            if change is not None and change.seq > since:
+                try:
+                    self._put(key, head.get_view(key), layers)
+                except NotMergeableError as error:
+                    reason = f"keys were also written by another commit, and can't be merged, since {error}"
+                    base = self._view.base
+                    raise ConflictError([key], reason=reason, base=base.commit, head=head.commit) from error
+                found = True
+        return found
+
+    def _put(self, key: str, below: memoryview | None, layers: list[Link]) -> None:
+        merged = self._view.merged(key, below, layers)
+        self.values[key] = self._file.append_value(key.encode(), merged or b"")
+
+
+# --- the repository as it will be after the commit, which constraints check
+
+
+class CommitOutcome(Outcome):
+    """The head with a transaction's writes over it: the newer commits do not conflict.
+
+    The transaction's own view is its writes over its base. `unchanged` are staged keys that the commit omits.
+    """
+
+    def __init__(
+        self, commits: Commits, view: View, unchanged: Collection[str], head: Snapshot, merges: Merges
+    ) -> None:
+        self._commits = commits
+        self._view = view
+        self._merges = merges
+        self._settled = merges.settled or {}
+        self._derived = merges.derived
+        self._merged_away = merges.deleted
+        self._unchanged = unchanged
+        self._head = head
+        self._seqs: dict[CommitName, int | None] = {}
+
+    def document(self, key: str) -> bytes | memoryview | None:
+        """Return a document, as it will be."""
+        if key in self._derived:
+            return self._merges.read(key)
+        if key in self._settled:
+            return self._settled[key]
+        link = self._view.staged.get(key)
+        if link is not None and key not in self._unchanged:
+            return None if link.kind == packfile.FRAME_TOMBSTONE else self._view.read(link)
+        under = self._under(key)
+        return None if under is None else under[0].get_view(under[1])
+
+    def _under(self, key: str) -> tuple[Snapshot, str] | None:
+        """Return the snapshot that has the value of a key that is not staged, and the name of the key there."""
+        if (found := self._view.reflinks.find(key)) is not None:
+            return found
+        return None if self._view.staged.is_below_deleted(key) else (self._head, key)
+
+    def __contains__(self, key: str) -> bool:
+        if key in self._derived:
+            return self._merges.values[key].length > 0
+        if key in self._settled:
+            return self._settled[key] is not None
+        link = self._view.staged.get(key)
+        if link is not None and key not in self._unchanged:
+            return link.kind != packfile.FRAME_TOMBSTONE and key not in self._merged_away
+        under = self._under(key)
+        return under is not None and under[1] in under[0]
+
+    def after(self, path: str) -> Described | None:
+        return describe(self.document, path)
+
+    def before(self, path: str) -> Described | None:
+        return describe(self._head.get_view, path)
+
+    def rewrites(self, path: str) -> bool:
+        documents = [document_key(path, name) for name in (*NODE_DOCUMENTS, ".zattrs")]
+        return self.remakes(path) or any(
+            key in self._derived
+            or (key in self._view.staged and key not in self._unchanged)
+            or self._view.reflinks.find(key) is not None
+            for key in documents
+        )
+
+    def remakes(self, path: str) -> bool:
+        documents = [document_key(path, name) for name in NODE_DOCUMENTS]
+        is_cleared = any(map(self._view.staged.is_below_deleted, documents))
+        return is_cleared or any(map(self._view.reflinks.covers, documents))
+
+    def clears_below(self, path: str) -> bool:
+        here = directory_prefix(path)
+        prefixes = [*self._view.staged.prefixes, *(reflink.to for reflink in self._view.reflinks)]
+        return any(prefix.startswith(here) or here.startswith(prefix) for prefix in prefixes)
+
+    def restructures(self, path: str) -> bool:
+        before, after = self.before(path), self.after(path)
+        if before is None or after is None or before.key != after.key:
+            return True
+        return compare_documents(after.key, before.content, after.content) is DocumentChange.STRUCTURE
+
+    def deleted_below(self, path: str) -> Iterator[str]:
+        prefix = directory_prefix(path)
+        for key in self._view.staged.between(prefix, after_prefix(prefix)):
+            link = self._view.staged.get(key)
+            if self._settled.get(key) is not None:
+                continue
+            if key in self._merged_away or (link is not None and link.kind == packfile.FRAME_TOMBSTONE):
+                yield key
+
+    def changed_below(self, path: str) -> Iterator[str]:
+        prefix = directory_prefix(path)
+        for key in self._view.staged.between(prefix, after_prefix(prefix)):
+            if key not in self._unchanged and key not in self._derived:
+                yield key
+        yield from [key for key in self._derived if key.startswith(prefix)]
+        yield from (key for key in self._view.reflinks.taken if key.startswith(prefix))
+
+    def elements(self, array: Described, key: str) -> npt.NDArray[Any]:
+        from txstore.format.labels import UnreadableLabelsError  # late: it imports numpy
+
+        try:
+            decoder = ChunkDecoder.of(array, key)
+            return decoder.decode(self.value(key))
+        except NotMergeableError as error:
+            raise UnreadableLabelsError(str(error)) from error
+
+    def value(self, key: str) -> bytes | memoryview | None:
+        """Return what will be stored under a key."""
+        if key in self._merges.values:
+            return self._merges.read(key)
+        link = self._view.staged.get(key)
+        if link is not None and key not in self._unchanged:
+            return self._view.value(link)
+        under = self._under(key)
+        return None if under is None else under[0].get_view(under[1])
+
+    def value_before(self, key: str) -> bytes | memoryview | None:
+        """Return what is stored under a key at the head."""
+        return self._head.get_view(key)
+
+    def identify(self, keys: Sequence[str]) -> Sequence[Hashable | None]:
+        found: dict[str, Hashable] = {}
+        rest = []
+        for key in keys:
+            link = self._view.staged.get(key)
+            if (merged := self._merges.values.get(key)) is not None:
+                if merged.length:
+                    found[key] = self._merges.pack_id, merged.offset, merged.length, merged.checksum
+            elif link is not None and key not in self._unchanged:
+                if link.kind != packfile.FRAME_TOMBSTONE:
+                    found[key] = _place(self._view.ref(link))
+            else:
+                rest.append(key)
+        for snapshot, names in self._by_snapshot(rest):
+            found.update((names[name], _place(ref)) for name, ref in refs_of(snapshot, names))
+        return [found.get(key) for key in keys]
+
+    def put(self, key: str, value: bytes | None) -> None:
+        """Set a key besides what the commit changes, or delete it."""
+        self._merges.derive(key, value)
+
+    def fetch(self, keys: Sequence[str]) -> None:
+        staged = self._view.staged
+        for snapshot, names in self._by_snapshot([key for key in keys if key not in staged or key in self._unchanged]):
+            snapshot.fetch([*names])
+
+    def head(self) -> tuple[bytes, CommitName] | None:
+        stored = self._head.stored
+        return None if stored is None else (stored.header.repository_id, stored.name)
+
+    def changed_since(self, commit: CommitName, path: str) -> Sequence[str] | None:
+        seq = self._seq_of(commit)
+        return None if seq is None else keys_changed_since(self._head, seq, path)
+
+    def _seq_of(self, commit: CommitName) -> int | None:
+        """Return the seq of a commit; None if it is not known to be the head or an ancestor of it."""
+        if commit not in self._seqs:
+            self._seqs[commit] = self._find_seq(commit)
+        return self._seqs[commit]
+
+    def _find_seq(self, commit: CommitName) -> int | None:
+        stored = self._head.stored
+        if stored is None:
+            return None
+        if commit.hash in (stored.hash, stored.header.parent_hash):
+            return stored.header.seq - (commit.hash != stored.hash)
+        if stored.header.branch != commit.branch or stored.header.version < commit.version:
+            return None
+        # In one branch, each version is an ancestor of every higher one.
+        with contextlib.suppress(TxStoreError, OSError):
+            known = self._commits.files.named(commit)
+            return None if known is None else known.header.seq
+        return None
+
+    def _by_snapshot(self, keys: Sequence[str]) -> Iterator[tuple[Snapshot, dict[str, str]]]:
+        """Yield the snapshots that have the values of keys that are not staged, each with names there and the keys."""
+        found: dict[int, tuple[Snapshot, dict[str, str]]] = {}
+        for key in keys:
+            if (under := self._under(key)) is not None:
+                found.setdefault(id(under[0]), (under[0], {}))[1][under[1]] = key
+        yield from found.values()
+
+
+def _place(ref: Ref) -> Hashable:
+    """Return where a value lies, which names it: packs have random ids, and what lies in one never changes."""
+    return ref.pack.id, ref.offset, ref.length, ref.checksum
+
+
 # --- the sorted run of a commit: the refs of its writes, without values that equal the base
 
 #: Number of paths without a node to remember.
@@ -475,14 +747,14 @@ _ABSENT = 4096
 class CommitRun:
     """The run of one attempt to commit. It may be built anew, on top of another head."""
 
-    def __init__(self, staging: Staging, publisher: Publisher, packs: Sequence[DataPack], merges: Merges) -> None:
+    def __init__(self, staging: Staging, file: NewCommit, packs: Sequence[DataPack], merges: Merges) -> None:
         self.packs = packs  # which participants have staged besides the commit's own file
         self.section: Section | None = None  # where it lies in the commit's own file. None: there is nothing to list
         self.statistics = Statistics()
         self.unchanged: set[str] = set()  # staged keys that it omits
         self._staging = staging
         self._view = staging.view
-        self._publisher = publisher
+        self._file = file
         self._merges = merges
         self._together: dict[str, Staged] = {}  # documents copied next to each other in the commit's own file
 
@@ -490,7 +762,7 @@ class CommitRun:
         """Write the run behind the values, for a commit on top of `head`. Raises `OSError`."""
         self.section = None
         prefixes = [prefix for prefix in self._view.staged.prefixes if self._view.base.has_keys_below(prefix)]
-        counter, storage = _Counter(self._view), self._publisher.storage
+        counter, storage = _Counter(self._view), self._file.storage
         packs = [pack.name for pack in self.packs]
         entries = counter.counted(self._entries(head))
         if self._view.reflinks.any:
@@ -504,12 +776,12 @@ class CommitRun:
             content = index.build(entries, [prefix.encode() for prefix in prefixes], packs, storage)
         self.statistics = counter.statistics(len(prefixes))
         if self.statistics.keys_set or self.statistics.keys_deleted or prefixes:
-            self.section = self._publisher.append(content)
+            self.section = self._file.append(content)
 
     def _entries(self, head: Snapshot) -> Iterator[tuple[str, int, int, int, int, int]]:
         """Yield the entries of the run, ascending. Add keys that the run omits to `unchanged`."""
         base_is_empty = not len(self._view.base.runs)
-        transaction = self._publisher.writer.id
+        transaction = self._file.writer.id
         numbers = {packfile.number_of(transaction, pack.name.id): at for at, pack in enumerate(self.packs, 1)} | {0: 0}
         made = self._merges.values
         besides = iter(sorted(key for key in self._merges.besides if key not in self._view.staged))
@@ -549,9 +821,9 @@ class CommitRun:
     def _beside_others(self, key: str, link: Link) -> Staged | None:
         """Return the location of a document's copy next to other documents: opening a group then reads them at once."""
         if key not in self._together and not link.participant and link.kind == packfile.FRAME_VALUE:
-            document = self._publisher.writer.document(link.offset)
+            document = self._file.writer.document(link.offset)
             if document is not None:
-                self._together[key] = self._publisher.append_value(key.encode(), document)
+                self._together[key] = self._file.append_value(key.encode(), document)
         return self._together.get(key)
 
 

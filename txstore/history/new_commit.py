@@ -1,7 +1,7 @@
-"""Publishes a commit: a file below `.staging/` takes the next version of a branch.
+"""A new commit: its file below `.staging/`, and the turns in which the file takes the next version of its branch.
 
-The publisher does not know whether a transaction or maintenance commits. A `Plan` gives the content of the header as
-soon as the parent is known, under the commit lock.
+It does not know whether a transaction or maintenance commits. Who commits says what the header contains as soon as the
+parent is known.
 """
 
 from __future__ import annotations
@@ -11,11 +11,10 @@ import logging
 import platform
 import struct
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from datetime import timedelta
-from functools import partial
 from types import MappingProxyType
-from typing import Any, NamedTuple, Protocol, TypeAlias
+from typing import Any, NamedTuple
 
 from txstore import observing
 from txstore.commit import Stored
@@ -30,17 +29,24 @@ from txstore.errors import (
     warn,
 )
 from txstore.format import commitfile, encoding, names, packfile
-from txstore.format.commitfile import DataPack, Footer, Header, RunName, Section, Statistics
-from txstore.format.declarations import NOTHING_DECLARED, Declarations
+from txstore.format.commitfile import (
+    NOTHING_DECLARED,
+    DataPack,
+    Declarations,
+    Footer,
+    Header,
+    RunName,
+    Section,
+    Statistics,
+)
 from txstore.history.branch_store import VersionTakenError
 from txstore.history.commits import Commits
 from txstore.history.find import first_since
 from txstore.history.snapshot import Snapshot
 from txstore.segments.pack_writer import Staged, Writer
 from txstore.steps import step
-from txstore.storage.commit_lock import WARN_AFTER, this_user
+from txstore.storage.commit_lock import WARN_AFTER, SyncQueue, this_user
 from txstore.storage.interface import Mapped, Storage
-from txstore.storage.sync_queue import SyncQueue
 
 _log = logging.getLogger(__name__)
 
@@ -83,22 +89,8 @@ class Contents(NamedTuple):
     joins: bool = False  # it may also follow other commits that touch none of its keys
 
 
-class Plan(Protocol):
-    """Computes the content of a commit for any parent that it may get."""
-
-    def catch_up(self) -> Snapshot:
-        """Return the present head if the commit may follow it; else raise an error."""
-
-    def contents(self, head: Snapshot) -> Contents | None:
-        """Return the header's content for the parent `head`. None: make no commit."""
-
-
-#: Does as `Plan.catch_up`, with a given commit as the head. That commit has not taken its version yet, and may not.
-Follow: TypeAlias = Callable[[Stored], Snapshot]
-
-
-class Publisher:
-    """Moves one file below `.staging/`, and the data packs beside it, into a version."""
+class NewCommit:
+    """The file of a commit, and the data packs beside it, until it has a version."""
 
     def __init__(
         self,
@@ -175,7 +167,7 @@ class Publisher:
                 self.storage.make_directory(names.commits_directory(self.branch), durable=self.durable)
         self.writer.finish(self.end)
         if self.durable and self.end > SYNC_BEFORE_LOCK:
-            self._sync()
+            self.sync()
         for pack, source in self.packs:
             if source == pack.name.path:
                 continue
@@ -214,85 +206,60 @@ class Publisher:
             ClockWarning,
         )
 
-    @step("publish")
-    def publish(self, plan: Plan, follow: Follow | None = None) -> Stored | None:
-        """Take the next version under the commit lock. Returns None if the plan makes no commit.
+    def in_turn(
+        self, catch_up: Callable[[], object], *, queues: bool = False
+    ) -> contextlib.AbstractContextManager[SyncQueue | None]:
+        """Take turns with other committers, for `turns`. This serves fairness: a version is taken once even without it.
 
-        Raises the errors of the plan, `CommitUnknownError`, `CorruptionError`, `SyncFailedError` or `OSError`. After
-        `CommitUnknownError` it is unknown whether the commit was published; after any other error it was not.
-        `SnapshotExpiredError`: a vacuum has raised the oldest kept version above this commit.
+        A waiting committer calls `catch_up` just before its turn, so that it has to check only the last commit then.
 
-        With `follow`, committers queue, so that the syncs of several commits run at the same time. Under the lock, the
-        commit only gets its header. The header names as parent the commit of the last committer in the queue. Then this
-        commit joins the queue, and the next committer gets the lock. The commit is synced, and is renamed after its
-        parent has its version (I1). Raises `LostPlaceError` if the parent was not made, or if `follow` refuses it.
+        With `queues`, committers on a disk queue, so that the syncs of several commits run at the same time. Within its
+        turn, a commit only gets its header, which names as parent the commit of the last committer in the queue. Then
+        it joins the queue, and the next committer has its turn. Each is synced, and renamed after its parent has its
+        version (I1). Raises `CommitTimeoutError`.
         """
         # Large commits do not queue: their sync takes long, and the next committer would have to read much.
-        queues = follow is not None and self.durable and self.end <= SYNC_BEFORE_LOCK
-        # The lock only gives each committer a turn: a version is taken once even without it. A waiting committer calls
-        # `catch_up` before it gets the lock. Then under the lock it has to check only the last commit.
-        with self.storage.lock(names.COMMIT_LOCK, plan.catch_up, queues=queues) as queue:
-            lost = _Lost(self.storage)
-            while True:
-                # 1. The parent: the head, or the commit that the last committer in the queue is about to make.
-                ahead = None if queue is None else self._last_in(queue)
-                if ahead is None or follow is None:
-                    made = self._make_header(plan, plan.catch_up)
-                else:
-                    try:
-                        made = self._make_header(plan, partial(follow, ahead))
-                    except SyncFailedError:
-                        raise
-                    except Exception as error:
-                        raise LostPlaceError from error  # the error may come from a parent that will not be made
-                if made is None:
+        queues = queues and self.durable and self.end <= SYNC_BEFORE_LOCK
+        return self.storage.lock(names.COMMIT_LOCK, catch_up, queues=queues)
+
+    def turns(self, queue: SyncQueue | None) -> Iterator[CommitTurn]:
+        """Yield a turn for each version that the commit may try, until one was taken. `queue` is that of `in_turn`."""
+        lost = _Lost(self.storage)
+        while True:
+            self.commits.branches.check_living(self.branch)
+            turn = CommitTurn(self, queue, None if queue is None else self._last_in(queue))
+            yield turn
+            lost.one_more()  # I2: another commit has the version for certain, so the file may be rewritten
+
+    @step("publish")
+    def publish(
+        self, catch_up: Callable[[], Snapshot], contents: Callable[[Snapshot], Contents | None]
+    ) -> Stored | None:
+        """Take the next version, on top of the head that `catch_up` finds. None if `contents` says so.
+
+        Raises the errors of both and of `CommitTurn`. After `CommitUnknownError` it is unknown whether the commit was
+        published; after any other error it was not.
+        """
+        with self.in_turn(catch_up) as queue:
+            for turn in self.turns(queue):
+                head = catch_up()
+                turn.follow(head)
+                told = contents(head)
+                if told is None:
                     return None
-                stored, joins, _parent = made  # which this reference keeps pinned
+                turn.write_header(told)
+                if turn.take():
+                    break
+        return self.settled(turn.stored)
 
-                # 2. The next committer has its turn, while this one makes its file durable.
-                if queue is not None:
-                    queue.join(_PLACE.pack(stored.header.id, stored.header.version))
-                if self.durable:
-                    self._sync()
-                if queue is not None and ahead is not None:
-                    queue.wait()
-                    if not self.commits.files.has(ahead):
-                        raise LostPlaceError
+    def settled(self, stored: Stored) -> Stored:
+        """Return a commit that has its version, after its name and those of all its ancestors are durable (I1).
 
-                # 3. The file takes the version, unless another commit has it.
-                try:
-                    stored = self._take_version(stored, joins=joins)
-                except VersionTakenError:
-                    if queue is not None:
-                        raise LostPlaceError from None
-                    _log.debug("%s: another commit has version %d", self.storage.url, stored.header.version)
-                    observing.count("commit.retries", 1, reason="VersionTakenError")
-                    lost.one_more()  # I2: another commit has the version for certain, so the file may be rewritten
-                    if self.writer.set_aside():
-                        raise LostPlaceError from None
-                    continue
-                break
-        # I1: the commit's name and the names of all its ancestors are durable before the commit is reported. Other
-        # committers may commit meanwhile.
+        Other committers may commit meanwhile. Raises `CommitUnknownError` (I3).
+        """
         if self.durable:
             self.commits.store.settle(stored)
         return stored
-
-    def _make_header(self, plan: Plan, catch_up: Callable[[], Snapshot]) -> tuple[Stored, bool, Snapshot] | None:
-        """Write the header on top of the commit that `catch_up` finds. None: the plan makes no commit.
-
-        Return also what `Contents.joins` says, and the parent.
-        """
-        self.commits.branches.check_living(self.branch)
-        head = catch_up()
-        if self.durable:
-            self._prepare_parent(head.stored)
-        contents = plan.contents(head)
-        if contents is None:
-            return None
-        if not contents.joins and self.commits.store.is_crowded(self.branch) and self.writer.set_aside():
-            raise LostPlaceError  # with so much to upload, it would lose the version
-        return self._write_header(head.stored, contents), contents.joins, head
 
     def _last_in(self, queue: SyncQueue) -> Stored | None:
         """Return the commit that the last committer in the queue is about to make. None if the queue is empty."""
@@ -307,7 +274,7 @@ class Publisher:
         queue.drain()  # this commit can't follow it: it may be on another branch
         return None
 
-    def _take_version(self, stored: Stored, *, joins: bool = False) -> Stored:
+    def take_version(self, stored: Stored, *, joins: bool) -> Stored:
         """Rename the file to its version: this makes the commit. Returns the commit. Raises `VersionTakenError`."""
         self.proposed = True
         try:
@@ -355,22 +322,15 @@ class Publisher:
             self.proposed = False
         raise SnapshotExpiredError(self.commits.branches.label(self.branch, stored.header.version - 1))
 
-    def _sync(self) -> None:
-        """Make the written file durable."""
+    def sync(self) -> None:
+        """Make the written file durable. Raises `SyncFailedError`."""
         try:
             self.writer.sync()
         except OSError as error:
             raise SyncFailedError(error) from error
 
-    def _prepare_parent(self, parent: Stored | None) -> None:
-        """Make the parent durable, unless the syncs of the two committers already ensure that (I1)."""
-        if not self.commits.store.is_fit_parent(self.branch, parent):
-            try:
-                self.commits.store.make_durable(parent, self.branch)
-            except OSError as error:
-                raise SyncFailedError(error) from error
-
-    def _write_header(self, parent: Stored | None, contents: Contents) -> Stored:
+    def write_header(self, parent: Stored | None, contents: Contents) -> Stored:
+        """Write the header and the footer. Raises `OSError`, and `CorruptionError` if none can follow the parent."""
         version, seq, oldest_kept = (0, 1, 0) if parent is None else parent.next
         fork = None if parent is None or parent.header.branch == self.branch else parent.name
         if fork is not None:  # lower versions belong to another branch, which keeps them
@@ -425,6 +385,67 @@ class Publisher:
         self.writer.write_at(offset, encoded + footer.encode())
         self.writer.finish(total)
         return Stored(header, footer, commitfile.header_hash(encoded), self.commits.branches.name_of)
+
+
+class CommitTurn:
+    """One attempt of a new commit to take a version: the one after its parent's."""
+
+    stored: Stored  # the commit, as its header says
+
+    def __init__(self, new: NewCommit, queue: SyncQueue | None, ahead: Stored | None) -> None:
+        self.ahead = ahead  # what the last committer in the queue is about to make: the parent. None: the head is
+        self._new = new
+        self._queue = queue
+        self._parent: Snapshot | None = None  # which this pins
+        self._joins = False
+
+    def follow(self, parent: Snapshot) -> None:
+        """Go on top of a commit. I1: it is durable first, unless the syncs of the two committers already ensure that.
+
+        Raises `SyncFailedError`.
+        """
+        new, self._parent = self._new, parent
+        if new.durable and not new.commits.store.is_fit_parent(new.branch, parent.stored):
+            try:
+                new.commits.store.make_durable(parent.stored, new.branch)
+            except OSError as error:
+                raise SyncFailedError(error) from error
+
+    def write_header(self, contents: Contents) -> None:
+        """Write the header, for the version after the parent's. Raises `LostPlaceError` and the errors of the file."""
+        new = self._new
+        assert self._parent is not None  # for mypy: `follow` comes first
+        if not contents.joins and new.commits.store.is_crowded(new.branch) and new.writer.set_aside():
+            raise LostPlaceError  # with so much to upload, it would lose the version
+        self.stored, self._joins = new.write_header(self._parent.stored, contents), contents.joins
+
+    def take(self) -> bool:
+        """Sync the file, and let it take the version. False: another commit has it.
+
+        The next committer in the queue has its turn meanwhile. Raises `LostPlaceError` if the parent was not made,
+        `CommitUnknownError`, `CorruptionError`, `SyncFailedError`, or `OSError`. `SnapshotExpiredError`: a vacuum has
+        raised the oldest kept version above this commit.
+        """
+        new, queue = self._new, self._queue
+        if queue is not None:
+            queue.join(_PLACE.pack(self.stored.header.id, self.stored.header.version))
+        if new.durable:
+            new.sync()
+        if queue is not None and self.ahead is not None:
+            queue.wait()
+            if not new.commits.files.has(self.ahead):
+                raise LostPlaceError
+        try:
+            self.stored = new.take_version(self.stored, joins=self._joins)
+        except VersionTakenError:
+            if queue is not None:
+                raise LostPlaceError from None
+            _log.debug("%s: another commit has version %d", new.storage.url, self.stored.header.version)
+            observing.count("commit.retries", 1, reason="VersionTakenError")
+            if new.writer.set_aside():
+                raise LostPlaceError from None
+            return False
+        return True
 
 
 class _Lost:
