@@ -17,11 +17,11 @@ END = "<!-- measured: end -->"
 #: Whose marks they are.
 BENCH, FAR_AWAY, PEERS = "make bench", "make bench WHAT=remote", "make bench WHAT=peers"
 #: What the front page shows of the peers.
+_BESIDE = ("LocalStore", "TensorStore", "HDF5", "Icechunk")
 _SUMMARY = [
     *((f"4096 × 16 KiB, {codec}", task) for codec in ("raw", "zstd") for task in ("write", "read")),
     ("4096 × 16 KiB, zstd", "200 random chunks"),
-    ("512 × 1 MiB, zstd", "write"),
-    ("512 × 1 MiB, zstd", "read"),
+    *(("512 × 1 MiB, zstd", task) for task in ("write", "read")),
     ("4096 × 16 KiB in 16 shards, zstd", "read"),
 ]
 
@@ -75,7 +75,7 @@ def documents(results: Results) -> dict[str, str]:
     return {
         **{f"{KEPT}/{figure.name}.svg": picture for figure, picture in drawn.items()},
         "docs/understand/benchmarks.md": page(results, titles),
-        "README.md": "\n\n".join([summary(results, _SUMMARY), *first]),
+        "README.md": "\n\n".join([summary(results, _SUMMARY, _BESIDE), *first]),
     }
 
 

@@ -392,15 +392,17 @@ def test_json_round_trip(tmp_path: Path) -> None:
 
 def test_tables() -> None:
     run = results(TxStore=[0.5, 0.25, 0.4], HDF5_x=[0.001])
-    assert report.row_of(run, "row").splitlines() == [
+    assert report.tables(run).splitlines() == [
+        "### row",
+        "",
         "|  | read |",
         "| --- | ---: |",
         "| HDF5, x | 1 ms |",
-        "| **TxStore** | 400 (250–500) ms |",
+        "| TxStore | 400 (250–500) ms |",
     ]
     run = results(TxStore=[1.0], HDF5=[3.0], LocalStore_fused=[10.0])
-    assert report.summary(run, [("row", "read")]).splitlines()[-1] == "| read row | 1 s | 10x | – | 3x | – |"
-    assert report.overview(run).splitlines()[-1] == "| row: read | 1 s | 10 s | – | – | – | – | 3 s | – |"
+    assert report.summary(run).splitlines()[-1] == "| read row | 1 s | 10x | – | – | – | – | 3x | – |"
+    assert report.summary(run, [("row", "read")], ["HDF5"]).splitlines()[-1] == "| read row | 1 s | 3x |"
 
 
 def test_a_figure_has_the_best_pipeline_of_each_store_and_what_txstore_has_by_itself() -> None:

@@ -6,7 +6,7 @@ import os
 import weakref
 from collections.abc import Generator, Hashable, Iterable, Iterator, Mapping, MutableMapping, Sequence
 from html import escape
-from typing import TYPE_CHECKING, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any, Protocol
 
 from txstore import processes
 from txstore.commit import MAIN, Commit
@@ -48,7 +48,6 @@ if TYPE_CHECKING:
     from txstore.transactions.participants.named import NamedTransaction
     from txstore.transactions.transaction import Changes, Transaction
 
-T = TypeVar("T")
 
 #: Number of keys that a listing takes from its thread at a time.
 _PAGE = 1000

@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from itertools import groupby
 from typing import Any
 
 from benchmarks.harness import Row
 from benchmarks.peers.results import OURS, Cell, Results, least, ratio
-from benchmarks.peers.targets import is_meant, judge
+from benchmarks.peers.targets import NOT_MEASURED, is_meant, judge
 
 _QUICK = "**One quick run, on a machine that may have been busy: too little to judge by.**"
-_OVERVIEW = ("LocalStore", "LocalStore, zarrs", "ObjectStore", "MemoryStore", "TensorStore", "HDF5", "Icechunk")
-_SUMMARY = ("LocalStore", "TensorStore", "HDF5", "Icechunk")
+_ALL = ("LocalStore", "LocalStore, zarrs", "ObjectStore", "MemoryStore", "TensorStore", "HDF5", "Icechunk")
 
 
 def amount(value: float, unit: str) -> str:
@@ -29,9 +27,8 @@ def measured(cell: Cell) -> str:
 
 
 def _scale(value: float, unit: str) -> tuple[float, str]:
-    if unit != "s":
-        return 1.0, unit
-    return next((size, name) for size, name in ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")) if value >= size or size < 1e-3)
+    offered = ((1.0, "s"), (1e-3, "ms"), (1e-6, "µs")) if unit == "s" else ((1.0, unit),)
+    return next((each for each in offered if value >= each[0]), offered[-1])
 
 
 def _digits(value: float) -> str:
@@ -44,36 +41,30 @@ def table(columns: Sequence[str], rows: Iterable[Sequence[str]], *, right_from: 
 
 
 def verdicts(results: Results) -> str:
-    """Return how many aims were reached, and the others."""
-    found = judge(results)
+    """Return how many aims were reached, and those that were missed."""
+    found = [each for each in judge(results) if each.ok or each.measured != NOT_MEASURED]
     missed = [(each.row, each.task, each.wanted, each.measured) for each in found if not each.ok]
-    said = f"{len(found) - len(missed)} of {len(found)} targets were reached"
-    if not missed:
-        return f"{said}."
-    return f"{said}; these were not:\n\n{table(('row', '', 'must reach', 'measured'), missed, right_from=4)}"
+    said = f"{len(found) - len(missed)} targets were reached, {len(judge(results)) - len(found)} not measured."
+    shown = table(("not reached", "", "must reach", "measured"), missed, right_from=4) if missed else ""
+    return f"{said}\n\n{shown}".rstrip()
 
 
 def promises(rows: Sequence[Mapping[str, Any]]) -> str:
-    """Return what each row of a run of `make bench` has measured; beside what it must reach if it does not.
-
-    Rows that follow one another and are of the same until their last colon are one line.
-    """
-    lines = []
-    for subject, group in groupby(rows, lambda row: row["what"].rpartition(": ")[0] or row["what"]):
-        parts = [(row["what"].removeprefix(subject).removeprefix(": "), _reached(row)) for row in group]
-        lines.append(
-            [subject.replace("|", "/"), "; ".join(f"{what}: {found}" if what else found for what, found in parts)]
-        )
-    reached = sum(row["ok"] for row in rows)
-    return f"{table(('what', 'measured'), lines, right_from=2)}\n\n{reached} of {len(rows)} targets were reached."
-
-
-def _reached(row: Mapping[str, Any]) -> str:
-    found = amount(row["measured"], row["unit"])
-    if row["ok"]:
-        return found
-    ((kind, target),) = row["must_reach"].items()
-    return f"**{found}**, must be {'≥' if kind == 'at_least' else '≤'} {target:,g} {row['unit']}".rstrip()
+    """Return what each row of a run of `make bench` has measured: a line for those that differ behind a colon alone."""
+    lines: list[list[str]] = []
+    for row in rows:
+        ((kind, target),) = row["must_reach"].items()
+        wanted = f"{'≥' if kind == 'at_least' else '≤'} {target:,g} {row['unit']}".rstrip()
+        found = amount(row["measured"], row["unit"])
+        subject, colon, what = row["what"].replace("|", "/").rpartition(": ")
+        found = f"{what if colon else ''}{colon}{found if row['ok'] else f'**{found}**, must be {wanted}'}"
+        if lines and lines[-1][0] == subject:
+            lines[-1][1] += f"; {found}"
+        else:
+            lines.append([subject or what, found])
+    return (
+        f"{table(('what', 'measured'), lines)}\n\n{sum(row['ok'] for row in rows)} of {len(rows)} targets were reached."
+    )
 
 
 def figures(row: Row) -> str:
@@ -84,33 +75,16 @@ def figures(row: Row) -> str:
     return table(columns, shown) if columns else ""
 
 
-def row_of(results: Results, row: str) -> str:
-    """Return the table of one row: a line for each peer, the one that is best at the first task above."""
-    tasks = [task for name, task in results.tasks() if name == row]
-    lines = []
-    for peer in dict.fromkeys(cell.peer for task in tasks for cell in results.of(row, task)):
-        cells = (results.find(row, task, peer) for task in tasks)
-        name = f"**{peer}**" if peer == OURS else peer
-        lines.append([name, *("–" if cell is None else measured(cell) for cell in cells)])
-    return table(("", *tasks), lines)
-
-
 def tables(results: Results) -> str:
-    """Return all that was measured."""
-    return "\n\n".join(
-        f"### {row}\n\n{row_of(results, row)}" for row in dict.fromkeys(row for row, _ in results.tasks())
-    )
-
-
-def overview(results: Results) -> str:
-    """Return a line for each task, with the median of TxStore and that of the fastest kind of each other store."""
-    lines = []
-    for row, task in results.tasks():
-        if (ours := results.find(row, task, OURS)) is not None and not task.endswith((", resident", "stored")):
-            others = (least(cell for cell in results.of(row, task) if is_meant(peer, cell)) for peer in _OVERVIEW)
-            medians = ("–" if cell is None else amount(cell.median, cell.unit) for cell in (ours, *others))
-            lines.append([f"{row}: {task}", *medians])
-    return table(("", OURS, *_OVERVIEW), lines)
+    """Return a table for each row: a line for each peer, the one that is best at the first task above."""
+    parts = []
+    for row in dict.fromkeys(row for row, _ in results.tasks()):
+        tasks = [task for name, task in results.tasks() if name == row]
+        peers = dict.fromkeys(cell.peer for task in tasks for cell in results.of(row, task))
+        cells = {peer: [results.find(row, task, peer) for task in tasks] for peer in peers}
+        lines = [[peer, *(measured(cell) if cell else "–" for cell in found)] for peer, found in cells.items()]
+        parts.append(f"### {row}\n\n{table(('', *tasks), lines)}")
+    return "\n\n".join(parts)
 
 
 def left_out(results: Results) -> str:
@@ -133,27 +107,25 @@ def machine(about: Mapping[str, Any], *, versions: bool = True) -> str:
 
 
 def page(results: Results, figures: Mapping[str, str]) -> str:
-    """Return the verdicts, the figures (path to title), what each store needs for each task, and who was left out."""
-    parts = [machine(results.about)]
-    if results.about["quick"]:
-        parts.append(_QUICK)
-    parts += ["### What it has to show", verdicts(results), "### Each task", overview(results)]
-    parts += [f"![{title}]({path})" for path, title in figures.items()]
-    if results.skipped:
-        parts += ["### Left out", left_out(results)]
-    return "\n\n".join(parts)
+    """Return what each task takes, the verdicts, the figures (path to title), and who was left out."""
+    drawn = [f"![{title}]({path})" for path, title in figures.items()]
+    left = ["### Left out", left_out(results)] if results.skipped else []
+    return "\n\n".join([summary(results), "### What it has to show", verdicts(results), *drawn, *left])
 
 
-def summary(results: Results, rows: Sequence[tuple[str, str]]) -> str:
-    """Return how many times as fast as others TxStore is, in a table that has a line for each of these tasks."""
+def summary(results: Results, rows: Sequence[tuple[str, str]] = (), than: Sequence[str] = _ALL) -> str:
+    """Return how many times as much others need as TxStore, a line for each task; by default for all, with versions."""
     lines = []
-    for row, task in rows:
-        ours = results.find(row, task, OURS)
-        if ours is None:
-            continue
-        others = [least(cell for cell in results.of(row, task) if is_meant(peer, cell)) for peer in _SUMMARY]
-        ratios = ("–" if other is None else f"{ratio(other, ours):.2g}x" for other in others)
-        lines.append([f"{task} {row}", measured(ours), *ratios])
-    head = ("", OURS, *(f"than {name}" for name in _SUMMARY))
-    quick = [_QUICK] if results.about["quick"] else []
-    return "\n\n".join([machine(results.about, versions=False), *quick, table(head, lines)])
+    for row, task in rows or results.tasks():
+        if (ours := results.find(row, task, OURS)) is not None and not task.endswith((", resident", "stored")):
+            others = [least(cell for cell in results.of(row, task) if is_meant(peer, cell)) for peer in than]
+            lines.append([f"{task} {row}", measured(ours), *(_times(other, ours) for other in others)])
+    shown = table(("", OURS, *(f"than {name}" for name in than)), lines)
+    return "\n\n".join([machine(results.about, versions=not rows), *[_QUICK] * results.about["quick"], shown])
+
+
+def _times(other: Cell | None, ours: Cell) -> str:
+    found = ratio(other, ours) if other and ours.median else 0  # of no chunks that are lost there is no multiple
+    if not found:
+        return amount(other.median, other.unit) if other else "–"
+    return f"{found:.0f}x" if found >= 10 else f"{found:.2g}x"

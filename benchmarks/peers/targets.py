@@ -12,7 +12,7 @@ from benchmarks.peers.works import SHARDED
 
 LOCAL, MEMORY, ICECHUNK, HDF5 = "LocalStore", "MemoryStore", "Icechunk", "HDF5"
 TENSORSTORE, OCDBT = "TensorStore", "TensorStore ocdbt"
-EVERY_PEER = "every peer"
+EVERY_PEER, NOT_MEASURED = "every peer", "not measured"
 #: Peers that keep decoded chunks, and ours that does not sync.
 CACHING, POOL, SCRATCH = "TxStore, chunk cache", "TensorStore file, cache_pool", "TxStore, durability none"
 ZARRS, TRANSACTION = "LocalStore, zarrs", "TensorStore ocdbt, transaction"
@@ -44,7 +44,7 @@ class Aim(NamedTuple):
         one = results.find(self.row, self.task, self.who)
         meant = (cell for cell in results.of(self.row, self.task) if is_meant(self.than, cell))
         other = least(meant) if self.than else one
-        measured, ok = ("not measured", False) if one is None or other is None else self.compare(one, other)
+        measured, ok = (NOT_MEASURED, False) if one is None or other is None else self.compare(one, other)
         return Verdict(self.row, self.task, self.wanted, measured, ok)
 
 

@@ -69,7 +69,7 @@ class Row:
             f"{self.tool} {self.version}{' **fails**' if self.failed else ''}",
             f"`{self.code}`",
             "; ".join(remark for remark in dict.fromkeys(remarks) if remark),
-            *("–" if ratio is None else f"{ratio:.2f}" for ratio in ratios.values()),
+            ", ".join(f"{ratio:.2f}" for ratio in ratios.values() if ratio is not None) or "–",
         ]
 
 
@@ -89,8 +89,8 @@ def read(groups: list[str]) -> tuple[list[Row], list[str]]:
 
 
 def table(rows: list[Row]) -> str:
-    head = ["tool", "the line", "limits, and whose; reasons for time", "write", "read"]
-    lines = [head, ["---", "---", "---", "---:", "---:"], *(row.cells() for row in rows)]
+    head = ["tool", "the line", "limits, and whose; reasons for time", "write, read"]
+    lines = [head, ["---", "---", "---", "---:"], *(row.cells() for row in rows)]
     escaped = [[cell.replace("|", r"\|") for cell in cells] for cells in lines]
     return "\n".join(f"| {' | '.join(cells)} |" for cells in escaped)
 

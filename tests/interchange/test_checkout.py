@@ -19,7 +19,7 @@ import txstore
 from tests.interchange.test_export import files
 from txstore.format.consolidated import plain_document
 from txstore.interchange import checkout
-from txstore.interchange.zarr_arrays import in_parallel
+from txstore.interchange.destinations import in_parallel
 from txstore.views import Coarsen
 
 

@@ -39,8 +39,8 @@ from txstore.history.changes import common_ancestor, differing
 from txstore.history.erasures import read_erasures
 from txstore.history.find import At
 from txstore.history.snapshot import Snapshot
-from txstore.interchange.destinations import LocalDestination, bits_of_copies, check_outside, check_tree
-from txstore.interchange.zarr_arrays import DEBRIS, in_parallel
+from txstore.interchange.destinations import LocalDestination, bits_of_copies, check_outside, check_tree, in_parallel
+from txstore.interchange.zarr_arrays import DEBRIS
 from txstore.merging.merge_commits import settle
 from txstore.progress import Progress
 from txstore.storage.objects.urls import public
@@ -577,11 +577,6 @@ def read_state(directory: str) -> CheckoutState | None:
         raise CheckoutError(directory, f"{path} can't be read: check out to a new place, and copy your changes there")
     state.written = status.st_mtime_ns
     return state
-
-
-def forget(directory: str) -> None:
-    with contextlib.suppress(FileNotFoundError):
-        os.unlink(state_path(directory))
 
 
 def _decoded(content: str) -> CheckoutState | None:

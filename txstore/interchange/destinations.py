@@ -11,8 +11,9 @@ import errno
 import os
 import shutil
 import stat
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, TypeAlias
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from typing import TYPE_CHECKING, Any, TypeAlias, TypeVar
 from urllib.parse import unquote
 
 from fsspec.core import split_protocol
@@ -29,8 +30,14 @@ if TYPE_CHECKING:
 
     from txstore.storage.interface import Storage
 
+K = TypeVar("K")
+T = TypeVar("T")
+
 #: Below the root: files are written here, then renamed into place. A writer that died leaves its files here.
 TEMPORARY = ".txstore-publishing"
+
+#: Requests at a time; and the most values, and bytes in all, that are held for them.
+_THREADS, _AT_A_TIME, _BYTES_AT_A_TIME = 8, 64, 64 << 20
 
 #: Attempts to create a directory that another thread deletes because it is empty.
 _ATTEMPTS = 100
@@ -108,6 +115,26 @@ def put(target: Destination, key: str, content: Buffer, *, compare: bool, verify
 def is_place(told: object, place: Mapping[str, Any]) -> bool:
     """Tell whether a marker was written here, by the place that it records."""
     return isinstance(told, Mapping) and any(told.get(name) == value for name, value in place.items())
+
+
+def in_parallel(function: Callable[[K], T], keys: Iterable[K], size: Callable[[K], int]) -> Iterator[tuple[K, T]]:
+    """Yield each key with the result of a function for it, in order, a few at a time."""
+    with ThreadPoolExecutor(_THREADS, thread_name_prefix="txstore-copy") as pool:
+        for batch in _batches(keys, size):
+            yield from zip(batch, pool.map(function, batch), strict=True)
+
+
+def _batches(keys: Iterable[K], size: Callable[[K], int]) -> Iterator[list[K]]:
+    batch: list[K] = []
+    held = 0
+    for key in keys:
+        if batch and (len(batch) == _AT_A_TIME or held + size(key) > _BYTES_AT_A_TIME):
+            yield batch
+            batch, held = [], 0
+        batch.append(key)
+        held += size(key)
+    if batch:
+        yield batch
 
 
 # --- a directory

@@ -41,11 +41,11 @@ from txstore.interchange.destinations import (
     check_outside,
     check_tree,
     found_marker,
+    in_parallel,
     is_place,
     open_destination,
     put,
 )
-from txstore.interchange.zarr_arrays import in_parallel
 from txstore.progress import Progress
 from txstore.segments.replaced import read_records
 from txstore.segments.runs import Found, Listed

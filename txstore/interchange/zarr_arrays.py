@@ -3,26 +3,20 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from typing import Any, TypeVar
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
 
 from txstore.errors import CorruptionError, SourceError
 from txstore.format.consolidated import is_consolidated, plain_document
 from txstore.format.keys import document_key, encode_key, is_document
 from txstore.interchange.arrays import ForeignArray, is_excluded, meaning_of
+from txstore.interchange.destinations import in_parallel
 from txstore.interchange.import_targets import check_documents
 from txstore.interchange.places import ROOT_DOCUMENTS, ForeignFile, Place
 from txstore.store import TxStore
 
-K = TypeVar("K")
-T = TypeVar("T")
-
 #: Files left by a killed zarr, and by desktops.
 DEBRIS = re.compile(r"(.*/)?(\.DS_Store|[^/]*\.[0-9a-f]{32}\.partial)")
-
-#: Requests at a time; and the most values, and bytes in all, that are held for them.
-_THREADS, _AT_A_TIME, _BYTES_AT_A_TIME = 8, 64, 64 << 20
 
 
 def hierarchy_files(place: Place, exclude: Sequence[str] = ()) -> dict[str, ForeignFile]:
@@ -89,26 +83,6 @@ def copy_hierarchy(
         if verify and store[target] != content:
             raise CorruptionError(store.url, key=target, reason="what was staged is not what comes back")
         advance(len(content))
-
-
-def in_parallel(function: Callable[[K], T], keys: Iterable[K], size: Callable[[K], int]) -> Iterator[tuple[K, T]]:
-    """Yield each key with the result of a function for it, in order, a few at a time."""
-    with ThreadPoolExecutor(_THREADS, thread_name_prefix="txstore-copy") as pool:
-        for batch in _batches(keys, size):
-            yield from zip(batch, pool.map(function, batch), strict=True)
-
-
-def _batches(keys: Iterable[K], size: Callable[[K], int]) -> Iterator[list[K]]:
-    batch: list[K] = []
-    held = 0
-    for key in keys:
-        if batch and (len(batch) == _AT_A_TIME or held + size(key) > _BYTES_AT_A_TIME):
-            yield batch
-            batch, held = [], 0
-        batch.append(key)
-        held += size(key)
-    if batch:
-        yield batch
 
 
 class ZarrArrays:

@@ -22,7 +22,7 @@ from contextlib import AbstractContextManager, contextmanager, nullcontext, supp
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from itertools import product
-from typing import Any, TypeVar
+from typing import Any
 
 import zarr
 
@@ -54,7 +54,8 @@ from txstore.rechunk.plans import Box, CopyPlan, Pieces, plan, size_of
 from txstore.rechunk.target import KEEP, ArrayForm, between, element_size, read_axes, target_of
 from txstore.store import OpenedRepository, TxStore
 
-T = TypeVar("T")
+#: Returns the form that an array is to have.
+FormOf = Callable[[zarr.Array[Any]], ArrayForm]
 
 _log = logging.getLogger(__name__)
 
@@ -121,7 +122,7 @@ def rechunk(
         repo, path, f"rechunk-{name or _hashed(path, branch)}", branch, max_memory, workers or _WORKERS, progress
     )
     try:
-        return job.run(chunks, shards, compressors, message, timeout)
+        return job.run(lambda array: target_of(array, chunks, shards, compressors), message, timeout)
     except BaseException as error:
         if job.has_begun:
             error.add_note(
@@ -169,37 +170,23 @@ class RechunkJob:
         self._state: _JobState
         self._target: ArrayForm
 
-    def run(
-        self,
-        chunks: int | Sequence[int] | None,
-        shards: int | Sequence[int] | None,
-        compressors: Any,
-        message: str | None,
-        timeout: float,
-    ) -> Commit | None:
+    def run(self, target: FormOf, message: str | None, timeout: float) -> Commit | None:
         while True:
             try:
-                return self._run(chunks, shards, compressors, message, timeout)
+                return self._run(target, message, timeout)
             except TxStoreError:
                 if not self._has_met_erasure():
                     raise
             _log.info("%s: the rechunk of %r begins anew, after an erasure", self._engine.url, self._path)
             self._drop()
 
-    def _run(
-        self,
-        chunks: int | Sequence[int] | None,
-        shards: int | Sequence[int] | None,
-        compressors: Any,
-        message: str | None,
-        timeout: float,
-    ) -> Commit | None:
+    def _run(self, target: FormOf, message: str | None, timeout: float) -> Commit | None:
         self._start = start = self._copied()
         with reading(self._engine, start) as snapshot:
             array_at(snapshot, self._path)
             array = open_array(TxStore.at(self._engine, snapshot), self._path)
             metadata: Any = array.metadata
-            self._target = target_of(array, chunks, shards, compressors)
+            self._target = target(array)
             self._keeps_empty = any(
                 isinstance(each, Complete) and each.path == self._path for each in snapshot.constraints.values()
             )

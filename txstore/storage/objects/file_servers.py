@@ -38,7 +38,6 @@ if TYPE_CHECKING:
     from typing_extensions import Buffer
 
 T = TypeVar("T")
-Choose = Callable[[int], Sequence[tuple[int, int]]]  # of a size: offsets and lengths
 
 #: Of SFTP: channels of a connection, as many as OpenSSH allows less two; bytes that one request reads at most.
 CHANNELS, PIECE = 8, 32768
