@@ -1,10 +1,6 @@
 """Branches: names for ids, begun behind a commit; what is committed to one, no other sees."""
 
-import json
 import os
-import pickle
-import subprocess
-import sys
 from datetime import timedelta
 from pathlib import Path
 
@@ -14,9 +10,8 @@ import zarr
 
 import txstore
 from tests.tools.faults import always, watch
-from tests.tools.inside import options_of
 from tests.tools.upkeep import content, put, tree
-from txstore.errors import CommitNotFoundError, CorruptionError, KeyFormatError, SnapshotExpiredError
+from txstore.errors import CommitNotFoundError, CorruptionError, KeyFormatError
 from txstore.fsspec_filesystem import TxStoreFileSystem
 from txstore.loaders import Samples
 
@@ -45,20 +40,6 @@ def branch_id(repo: txstore.Repository, name: str = "dev") -> str:
 
 
 # --- what a branch is
-def test_a_repository_has_one_branch(repo):
-    with pytest.raises(txstore.RepositoryNotFoundError):
-        repo.branches  # noqa: B018
-    head = commit(repo, {"a": b"1"})
-    assert dict(repo.branches) == {"main": head}
-    assert not Path(repo.url, "branches").exists()
-
-
-def test_a_new_branch_is_one_small_file(forked):
-    before = tree(forked)
-    forked.branches["more"] = forked.head()
-    added = {path: content for path, content in tree(forked).items() if path not in before}
-    assert list(added) == ["branches/more"]
-    assert added["branches/more"] <= 4096
 
 
 def test_each_branch_has_its_own_commits(forked):
@@ -78,17 +59,6 @@ def test_each_branch_has_its_own_commits(forked):
     assert other.head("dev") == second
 
 
-def test_what_both_have_in_the_same_version_is_not_mixed_up(forked):
-    commit(forked, {"a": b"dev"}, "dev")
-    assert forked.commit(3).seq == forked.commit(3, branch="dev").seq
-    assert forked.commit(3).id != forked.commit(3, branch="dev").id
-    assert on(forked, at=3) == {"a": b"3"}
-    assert on(forked, "dev", at=3) == {"a": b"dev"}
-    assert on(forked, "dev", at=1) == {"a": b"1"}  # of what it has forked from
-    with pytest.raises(CommitNotFoundError, match="branch 'dev' has versions 0 to 3"):
-        forked.commit(4, branch="dev")
-
-
 def test_a_branch_begins_where_one_says(forked):
     made = [forked.commit(version) for version in range(5)]
     forked.tags["v1"] = 1
@@ -96,22 +66,6 @@ def test_a_branch_begins_where_one_says(forked):
     for name, at in ways.items():
         forked.branches[name] = at
         assert forked.branches[name] == made[1]
-
-
-def test_a_branch_of_a_branch(forked):
-    commit(forked, {"b": b"1"}, "dev")
-    commit(forked, {"b": b"2"}, "dev")
-    forked.branches["deep"] = forked.commit(3, branch="dev")
-    commit(forked, {"c": b"1"}, "deep")
-    assert [str(each) for each in forked.log("deep")] == ["deep@4", "dev@3", "main@2", "main@1", "main@0"]
-    assert on(txstore.Repository(forked.url), "deep") == {"a": b"2", "b": b"1", "c": b"1"}
-    assert [str(forked.commit(version, branch="deep")) for version in range(5)] == [
-        "main@0", "main@1", "main@2", "dev@3", "deep@4",
-    ]  # fmt: skip
-    del forked.branches["dev"]
-    other = txstore.Repository(forked.url)
-    assert on(other, "deep") == {"a": b"2", "b": b"1", "c": b"1"}
-    assert on(other, "deep", at=1) == {"a": b"1"}
 
 
 def test_dates_before_the_fork_are_those_of_what_it_has_forked_from(forked):
@@ -134,27 +88,6 @@ def test_an_id_is_found_on_any_branch(forked):
     forked.tags["there"] = made
     assert other.tags["there"] == made
     assert on(other, tag="there") == on(forked, "dev")
-
-
-def test_two_transactions_on_a_new_branch(forked):
-    one, other = forked.begin(branch="dev"), forked.begin(branch="dev")
-    one["x"], other["y"] = b"1", b"2"
-    one.commit()
-    other.commit()
-    assert on(forked, "dev") == {"a": b"2", "x": b"1", "y": b"2"}
-
-
-def test_conflicts_are_those_of_one_branch(forked):
-    mine, theirs = forked.begin(branch="dev"), forked.begin()
-    mine["a"], theirs["a"] = b"mine", b"theirs"
-    theirs.commit()
-    mine.commit()
-    one, other = forked.begin(branch="dev"), forked.begin(branch="dev")
-    one["a"], other["a"] = b"1", b"2"
-    one.commit()
-    with pytest.raises(txstore.ConflictError):
-        other.commit()
-    other.rollback()
 
 
 @pytest.mark.parametrize("durability", ["fsync", "none"])
@@ -203,23 +136,6 @@ def test_a_handle_on_a_branch_without_commits_stays_on_it(forked):
     assert on(forked) == {"a": b"4"}
 
 
-@pytest.mark.long
-def test_pickles(forked):
-    reader = pickle.dumps(forked.snapshot(branch="dev"))
-    writer = forked.transaction(branch="dev")
-    writer["x"] = b"1"
-    code = (
-        "import pickle, sys\n"
-        "reader, writer = pickle.load(sys.stdin.buffer), pickle.load(sys.stdin.buffer)\n"
-        "writer['y'] = reader['a']\n"
-        "assert 'x' in writer and 'x' not in reader\n"
-        "assert reader.latest()['a'] == b'2'\n"
-    )
-    subprocess.run([sys.executable, "-c", code], input=reader + pickle.dumps(writer), check=True)
-    assert writer.commit().branch == "dev"
-    assert on(forked, "dev") == {"a": b"2", "x": b"1", "y": b"2"}
-
-
 def test_following_a_branch(forked):
     with pytest.raises(CommitNotFoundError):
         forked.follow("other")
@@ -236,19 +152,6 @@ def test_following_a_branch(forked):
     del forked.branches["dev"]
     with pytest.raises(CommitNotFoundError, match=r"branch 'dev'.*deleted meanwhile"):
         next(following)
-
-
-def test_zarr_arrays_on_two_branches(repo):
-    with repo.transaction() as store:
-        zarr.create_array(store, name="x", data=np.arange(6), chunks=(2,))
-    repo.branches["dev"] = repo.head()
-    with repo.transaction(branch="dev") as store:
-        x = zarr.open_array(store, path="x")
-        x.append(np.arange(6, 9))
-    with repo.transaction() as store:
-        zarr.open_array(store, path="x")[0] = 100
-    assert zarr.open_array(repo.snapshot(branch="dev"), path="x", mode="r")[:].tolist() == list(range(9))
-    assert zarr.open_array(repo.snapshot(), path="x", mode="r")[:].tolist() == [100, 1, 2, 3, 4, 5]
 
 
 def test_ways_in_and_out(forked, tmp_path):
@@ -308,35 +211,6 @@ def test_the_first_branch_can_not_be_deleted_or_renamed(forked):
     assert tree(forked) == before
 
 
-def test_a_name_may_be_given_again(forked):
-    old = commit(forked, {"x": b"old"}, "dev")
-    reader = forked.snapshot(branch="dev")
-    del forked.branches["dev"]
-    with pytest.raises(CommitNotFoundError, match=r"'dev'.*there is no such branch"):
-        forked.head("dev")
-    forked.branches["dev"] = 4
-    new = commit(forked, {"x": b"new"}, "dev")
-    assert (old.version, new.version) == (3, 5)
-    assert reader["x"] == b"old"
-    other = txstore.Repository(forked.url)
-    assert on(other, "dev") == {"a": b"4", "x": b"new"}
-    assert (other.head("dev"), other.head("dev").branch) == (new, "dev")
-
-
-def test_who_has_a_renamed_branch_goes_on(forked):
-    writer = forked.transaction(branch="dev")
-    writer["x"] = b"1"
-    txstore.Repository(forked.url).branches.rename("dev", "Experiment")
-    assert list(forked.branches) == ["main", "Experiment"]
-    writer.commit()
-    assert on(forked, "Experiment") == {"a": b"2", "x": b"1"}
-    assert forked.head("Experiment").branch == "Experiment"
-    forked.branches.rename("Experiment", "experiment")
-    assert list(forked.branches) == ["main", "experiment"]
-    with pytest.raises(CommitNotFoundError, match="there is 'experiment'"):
-        forked.head("Experiment")
-
-
 def test_a_rename_that_was_interrupted_is_done_again(forked):
     calls = watch(forked)
     calls.before["delete"] = always(KeyboardInterrupt)
@@ -348,40 +222,6 @@ def test_a_rename_that_was_interrupted_is_done_again(forked):
     assert forked.branches["dev"].id == forked.branches["later"].id
     forked.branches.rename("dev", "later")
     assert list(forked.branches) == ["main", "later"]
-
-
-@pytest.mark.long
-def test_of_two_processes_that_create_a_name_one_wins(forked):
-    code = (
-        "import json, sys, txstore\n"
-        "repo = txstore.Repository(sys.argv[1], storage_options=json.loads(sys.argv[3]))\n"
-        "print('ready', flush=True)\n"
-        "sys.stdin.readline()\n"
-        "try:\n"
-        "    repo.branches['raced'] = int(sys.argv[2])\n"
-        "    print('won')\n"
-        "except ValueError as error:\n"
-        "    assert 'exists' in str(error), error\n"
-        "    print('lost')\n"
-    )
-    options = json.dumps(options_of(forked))
-    started = [
-        subprocess.Popen(
-            [sys.executable, "-c", code, forked.url, str(version), options],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-        for version in range(4)
-    ]
-    for each in started:
-        assert each.stdout.readline() == "ready\n"
-    for each in started:
-        each.stdin.write("\n")
-        each.stdin.flush()
-    said = [each.communicate(timeout=60)[0] for each in started]
-    assert sorted(said) == ["lost\n"] * 3 + ["won\n"]
-    assert forked.branches["raced"].version == said.index("won\n")
 
 
 def test_a_name_that_another_creates_meanwhile(forked):
@@ -463,15 +303,3 @@ def test_one_branch_costs_nothing(repo):
     repo.head(), content(repo), list(repo.log())
     put(other, {"a": b"3"})
     assert not [call for call in (*calls.calls, *watched.calls) if "branches" in str(call)]
-
-
-def test_a_fork_from_a_commit_that_was_given_up(forked):
-    old = forked.commit(0)
-    forked.vacuum(keep=1)
-    before = tree(forked)
-    for at in (0, old):
-        with pytest.raises(SnapshotExpiredError):
-            forked.branches["late"] = at
-    with pytest.raises(CommitNotFoundError):
-        forked.branches["late"] = old.id
-    assert tree(forked) == before

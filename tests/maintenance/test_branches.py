@@ -4,21 +4,19 @@ from __future__ import annotations
 
 import contextlib
 import os
-import shutil
 import sys
-from datetime import timedelta
 from pathlib import Path
 
 import pytest
 
 import txstore
 from tests.history.test_branches import branch_id, commit, on
-from tests.tools.faults import once, watch
+from tests.tools.faults import watch
 from tests.tools.members import join_in_this_process
 from tests.tools.steps import BeforeEach, status_of
 from tests.tools.steps import forked as child_of
 from tests.tools.upkeep import tree
-from txstore.errors import CommitNotFoundError, CorruptionError, SnapshotExpiredError
+from txstore.errors import CorruptionError, SnapshotExpiredError
 from txstore.history.branch_names import OldestKept
 from txstore.history.new_commit import NewCommit
 
@@ -53,33 +51,6 @@ def files(repo: txstore.Repository, name: str) -> list[int]:
 # --- vacuum
 
 
-def test_each_branch_has_its_own_oldest_kept(repo):
-    before = contents(repo)
-    report = repo.vacuum(keep=1, branch="dev")
-    assert (report.oldest_kept, report.expired) == (7, 4 - 1)  # deep begins behind one of them
-    assert [str(each) for each in repo.log("dev")] == ["dev@8", "dev@7"]
-    assert [str(each) for each in repo.log("main")] == [f"main@{version}" for version in range(5, -1, -1)]
-    assert [str(each) for each in repo.log("deep")] == ["deep@8", "deep@7", "deep@6", "dev@5"]
-    for version in (3, 4, 6):
-        with pytest.raises(SnapshotExpiredError):
-            repo.mapping(version, branch="dev")
-    assert on(repo, "dev", at=5)["a"] == b"dev2"  # kept as what is tagged is
-    assert on(repo, "deep", at=2) == on(repo, at=2)
-    assert contents(txstore.Repository(repo.url)) == before
-
-
-def test_a_fork_point_is_kept_until_its_branch_is_deleted(repo):
-    there = on(repo, at=2)
-    repo.vacuum(keep=1)
-    with pytest.raises(SnapshotExpiredError):
-        repo.mapping(3)
-    assert on(repo, at=2) == on(repo, "dev", at=2) == there
-    del repo.branches["dev"]
-    repo.vacuum()
-    with pytest.raises(SnapshotExpiredError):
-        repo.mapping(2)
-
-
 def test_what_only_a_deleted_branch_needs_goes(repo):
     kept = {name: found for name, found in contents(repo).items() if name != "dev"}
     values = files(repo, "dev")
@@ -95,35 +66,6 @@ def test_what_only_a_deleted_branch_needs_goes(repo):
     for directory in ("commits", "oldest_kept", "heads"):
         assert os.listdir(Path(repo.url, directory)) == ["main"]
     assert repo.usage().orphan == 0
-
-
-def test_a_tagged_commit_of_a_deleted_branch_stays(repo):
-    repo.tags["v1"] = repo.commit(4, branch="dev")
-    there = on(repo, tag="v1")
-    del repo.branches["dev"], repo.branches["deep"]
-    repo.vacuum()
-    other = txstore.Repository(repo.url)
-    assert on(other, tag="v1") == there
-    assert other.tags["v1"].branch.startswith("(deleted branch")
-    other.branches["again"] = other.tags["v1"]
-    del repo.tags["v1"]
-    repo.vacuum()
-    assert on(txstore.Repository(repo.url), "again") == there
-
-
-@pytest.mark.parametrize("name", ["main", "dev"])
-def test_what_a_reader_reads_stays_whatever_is_vacuumed(repo, name):
-    reader = repo.mapping(branch=name, at=4)
-    there = {key: bytes(reader[key]) for key in reader}
-    other = txstore.Repository(repo.url)
-    for branch in BRANCHES:
-        other.vacuum(keep=1, branch=branch)
-    for branch in ("deep", "dev", "empty"):
-        del other.branches[branch]
-        other.vacuum(keep=1)
-    assert {key: bytes(reader[key]) for key in reader} == there
-    again = repo.engine.snapshots.of(reader.stored, check=False)
-    assert {key: bytes(again[key]) for key in again} == there
 
 
 def test_pins_of_one_branch_are_not_those_of_another(repo):
@@ -157,16 +99,6 @@ def test_a_reader_in_another_process_keeps_its_branch(repo):
         os.close(descriptor)
     repo.vacuum()
     assert os.listdir(Path(repo.url, "commits")) == ["main"]
-
-
-def test_a_transaction_goes_on_while_other_branches_are_vacuumed(repo):
-    transaction = repo.begin(branch="dev")
-    transaction["new"] = b"1"
-    other = txstore.Repository(repo.url)
-    other.vacuum(keep=1)
-    other.vacuum(keep=1, branch="deep")
-    transaction.commit()
-    assert on(repo, "dev")["new"] == b"1"
 
 
 def test_a_vacuum_at_every_step_of_a_fork(open_repo, tmp_path):
@@ -251,19 +183,6 @@ def test_a_lost_pack_of_a_tagged_commit_below_the_oldest_kept_is_reported(repo):
     repo.engine.storage.delete(pack)
     assert [(fault.path, fault.part) for fault in repo.verify().faults] == [(pack, "missing")]
     del repo.tags["held"]
-
-
-def test_an_interrupted_vacuum_is_done_by_the_next(repo):
-    kept = {name: found for name, found in contents(repo).items() if name not in ("dev", "deep")}
-    del repo.branches["dev"], repo.branches["deep"]
-    calls = watch(repo)
-    calls.after["delete"] = once(OSError(5, "Input/output error"), lambda *paths: paths[0].startswith("commits/"))
-    with pytest.raises(OSError):
-        repo.vacuum(keep=1)
-    calls.after.clear()
-    assert contents(txstore.Repository(repo.url)) == kept
-    repo.vacuum()
-    assert os.listdir(Path(repo.url, "commits")) == ["main"]
 
 
 def test_nothing_is_deleted_while_a_record_is_damaged(repo):
@@ -353,23 +272,6 @@ def test_what_both_branches_read_touches_both(repo):
     path.write_bytes(content)
 
 
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["dev", "deep"])
-def test_every_bit_of_a_record_is_restored(repo, name):
-    before = contents(repo)
-    path = Path(repo.url, "branches", name)
-    record = path.read_bytes()
-    for bit in range(0, 8 * len(record), 5):
-        turned = bytearray(record)
-        turned[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(turned)
-        report = txstore.Repository(repo.url).verify(repair=True)
-        assert report.faults == []
-        assert [repair.path for repair in report.repairs] == [f"branches/{name}"]
-        assert path.read_bytes() == record
-    assert contents(txstore.Repository(repo.url)) == before
-
-
 def test_a_record_that_is_torn_is_made_anew_from_commits(repo):
     before = contents(repo)
     path = Path(repo.url, "branches/dev")
@@ -390,116 +292,7 @@ def test_a_lost_fork_point_is_reported(repo):
     path.write_bytes(content)
 
 
-@pytest.mark.parametrize("name", ["dev", "deep"])
-@pytest.mark.parametrize("which", [0, -1])
-def test_ends_and_runs_of_commits_on_branches_are_repaired(repo, name, which):
-    before = contents(repo)
-    path = Path(repo.url, f"commits/{branch_id(repo, name)}/{files(repo, name)[which]:010}")
-    content = path.read_bytes()
-    for at in (content.index(b"TXSTFOOT") + 20, content.index(b"TXHD") + 60, content.index(b"TXRN") - 40):
-        damaged = bytearray(content)
-        damaged[at] ^= 4
-        path.write_bytes(damaged)
-        assert txstore.Repository(repo.url).verify().faults
-        assert txstore.Repository(repo.url).verify(repair=True).faults == []
-        assert contents(txstore.Repository(repo.url)) == before
-        assert path.read_bytes() == content
-
-
-# --- backup
-
-
-def test_a_backup_has_all_branches(repo, open_repo, tmp_path):
-    repo.branches.rename("deep", "Deep")
-    repo.backup(tmp_path / "copy.tx")
-    copy = open_repo("copy.tx")
-    assert list(copy.branches) == list(repo.branches)
-    assert contents(copy) == contents(repo)
-    assert [str(each) for each in copy.log("Deep")] == [str(each) for each in repo.log("Deep")]
-    for name in ("dev", "Deep", "empty"):
-        commit(repo, {"new": name.encode()}, name)
-    repo.branches.rename("dev", "renamed")
-    repo.branches["more"] = repo.head("renamed")
-    repo.vacuum(keep=1, branch="renamed")
-    repo.backup(tmp_path / "copy.tx")
-    copy = txstore.Repository(copy.url)
-    assert list(copy.branches) == list(repo.branches)
-    assert contents(copy) == contents(repo)
-    commit(copy, {"there": b"1"}, "renamed")
-    commit(copy, {"there": b"1"}, "empty")
-
-
-def test_a_backup_of_what_has_outlived_its_branch(repo, open_repo, tmp_path):
-    repo.tags["v1"] = repo.commit(4, branch="dev")
-    del repo.branches["dev"]
-    repo.vacuum()
-    repo.backup(tmp_path / "copy.tx")
-    copy = open_repo("copy.tx")
-    assert contents(copy) == contents(repo)
-    assert on(copy, tag="v1") == on(repo, tag="v1")
-
-
-@pytest.mark.long
-def test_a_backup_that_is_interrupted_anywhere_is_a_repository(repo, tmp_path, monkeypatch):
-    from txstore.maintenance import backup as module
-    from txstore.storage.local import LocalStorage
-
-    monkeypatch.setattr(module, "_BATCH", 1)
-    expected, real, step = contents(repo), LocalStorage.rename_noreplace, 0
-    while True:
-        target, left = tmp_path / f"{step}.tx", [step]
-
-        def dying(self, source, path, left=left):
-            if self.url != repo.url and path.startswith(("commits/", "branches/", "packs/")):
-                if not left[0]:
-                    raise OSError(5, "Input/output error")
-                left[0] -= 1
-            real(self, source, path)
-
-        monkeypatch.setattr(LocalStorage, "rename_noreplace", dying)
-        with contextlib.suppress(OSError):
-            repo.backup(target)
-        done = left[0]
-        monkeypatch.setattr(LocalStorage, "rename_noreplace", real)
-        if (target / "format.json").exists():
-            assert txstore.Repository(target).verify().faults == []
-        repo.backup(target)
-        assert contents(txstore.Repository(target)) == expected
-        shutil.rmtree(target)
-        if done:
-            return
-        step += 1
-
-
 # --- optimize, retention, usage
-
-
-def test_optimize_leaves_what_a_branch_shares_with_others(repo):
-    before, size = contents(repo), repo.usage().total
-    made = repo.optimize(branch="dev")
-    assert made is not None
-    assert made.branch == "dev"
-    assert contents(txstore.Repository(repo.url)) == before
-    assert repo.usage().total - size < 5 * 500 * 2  # its own values, once more
-    repo.vacuum(keep=1, branch="dev")
-    assert contents(txstore.Repository(repo.url)) == before
-
-
-@pytest.mark.long
-def test_retention_is_of_one_branch(open_repo):
-    repo = open_repo(durability="none", retention=3)
-    commit(repo, {"a": b"0"})
-    repo.branches["dev"] = repo.head()
-    for number in range(200):
-        commit(repo, {"a": b"%d" % number}, "dev")
-    assert len(list(repo.log("dev"))) < 100
-    assert [str(each) for each in repo.log()] == ["main@0"]
-    for number in range(200):
-        commit(repo, {"a": b"m%d" % number})
-    assert len(list(repo.log())) < 100
-    assert (on(repo)["a"], on(repo, "dev")["a"]) == (b"m199", b"199")
-    assert on(repo, "dev", at=0) == {"a": b"0"}
-    assert repo.vacuum(older_than=timedelta(0), branch="dev").expired > 0
 
 
 def test_usage_counts_what_any_branch_needs(repo):
@@ -512,52 +305,3 @@ def test_usage_counts_what_any_branch_needs(repo):
     assert freed > 5 * 500
     assert repo.vacuum().bytes >= freed
     assert repo.usage().orphan == 0
-
-
-def test_following_a_branch_that_a_vacuum_passes(repo):
-    following = repo.follow("dev", since=4, timeout=0)
-    repo.vacuum(keep=1, branch="dev")
-    with pytest.raises(SnapshotExpiredError, match="dev@5"):
-        list(following)
-
-
-def test_a_branch_that_is_deleted_and_vacuumed_under_its_users(repo):
-    other = txstore.Repository(repo.url)
-    store = other.transaction(branch="deep")
-    store["x"] = b"1"
-    del repo.branches["deep"]
-    repo.vacuum(keep=1)
-    assert store["a"] == b"deep2"
-    with pytest.raises(CommitNotFoundError, match="deleted meanwhile"):
-        store.commit()
-    assert store["x"] == b"1"
-    store._session.end("")
-    del store
-    repo.vacuum(keep=1)
-    with pytest.raises(CommitNotFoundError):
-        other.head("deep")
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", ["main", "dev", "deep"])
-def test_a_turned_bit_is_never_other_data_on_any_branch(repo, name):
-    """And it is repaired, or told of: values are there once."""
-    there = contents(repo)
-    path = Path(repo.url, f"commits/{branch_id(repo, name)}/{files(repo, name)[0]:010}")
-    content = path.read_bytes()
-    for bit in range(7, 8 * len(content), 8 * len(content) // 40):
-        turned = bytearray(content)
-        turned[bit // 8] ^= 1 << bit % 8
-        path.write_bytes(turned)
-        for branch, expected in there.items():
-            with contextlib.suppress(CorruptionError):
-                assert on(txstore.Repository(repo.url), branch) == expected
-        report = txstore.Repository(repo.url).verify(repair=True)
-        assert {fault.part for fault in report.faults} <= {"value"}
-        for branch, expected in there.items():
-            try:
-                assert on(txstore.Repository(repo.url), branch) == expected
-            except CorruptionError:
-                assert report.faults
-        path.write_bytes(content)
-        shutil.rmtree(Path(repo.url, "quarantine"), ignore_errors=True)

@@ -19,12 +19,11 @@ import zarr
 from typer.testing import CliRunner
 
 import txstore
-from tests.tools.inside import branch_id, existing, objects_of
+from tests.tools.inside import existing, objects_of
 from tests.tools.upkeep import below, put
 from txstore.cli.main import app
 from txstore.format.records import ErasureRecord
 from txstore.maintenance import erase as erasing
-from txstore.maintenance import scrub as scrubbing
 
 
 def value(seed: int, length: int = 1000) -> bytes:
@@ -108,28 +107,6 @@ def test_no_file_has_a_byte_of_it(repo: txstore.Repository) -> None:
     [erasure] = repo.erasures()
     assert (erasure.paths, erasure.values, erasure.by) == (("s",), report.values, repo.head().author)
     assert erasure.finished is not None
-
-
-def test_what_is_written_there_later_stays(repo: txstore.Repository) -> None:
-    fill(repo)
-    repo.erase("s")
-    put(repo, {"s/c/0": b"new"})
-    assert repo.mapping()["s/c/0"] == b"new"
-    repo.optimize()
-    repo.vacuum(keep=1)
-    assert repo.mapping()["s/c/0"] == b"new"
-    assert repo.verify().ok
-    repo.erase("s")
-    assert repo.verify().ok
-    assert len(repo.erasures()) == 2
-
-
-def test_a_second_time_there_is_nothing_to_do(repo: txstore.Repository) -> None:
-    fill(repo)
-    repo.erase("s")
-    head = repo.head()
-    assert repo.erase("s") == erasing.ErasureReport(("s",), None, 0, 0, 0)
-    assert repo.head() == head
 
 
 def test_arrays_of_zarr(repo: txstore.Repository) -> None:
@@ -339,18 +316,6 @@ def test_transactions_are_waited_for(repo: txstore.Repository) -> None:
     assert leaks(files_of(repo.url)) == []
 
 
-def test_what_dead_processes_have_left_goes(repo: txstore.Repository) -> None:
-    fill(repo)
-    program = (
-        "import os, sys, txstore; tx = txstore.Repository(sys.argv[1]).begin();"
-        "tx['s/c/9'] = bytes.fromhex(sys.argv[2]) * 3000; os.kill(os.getpid(), 9)"
-    )
-    subprocess.run([sys.executable, "-c", program, repo.url, SECRETS["s/c/0"].hex()], check=False)
-    assert [path for path in leaks(files_of(repo.url)) if ".staging" in path]
-    repo.erase("s")
-    assert leaks(files_of(repo.url)) == []
-
-
 def test_a_deleted_branch_has_nothing_left(repo: txstore.Repository) -> None:
     fill(repo)
     reader = repo.mapping(branch="dev")
@@ -417,35 +382,6 @@ def test_a_file_with_another_name_is_left_alone(repo: txstore.Repository, tmp_pa
     assert leaks(files_of(repo.url)) == []
 
 
-# --- interrupted
-@pytest.mark.long
-@pytest.mark.parametrize("number", range(6))
-def test_interrupted_it_is_done_again(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch, number: int) -> None:
-    fill(repo)
-    rewrite = scrubbing.rewrite
-    left = iter(range(number))
-
-    def interrupted(*args: object) -> None:
-        if next(left, None) is None:
-            raise KeyboardInterrupt
-        rewrite(*args)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(erasing, "rewrite", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        repo.erase("s")
-    monkeypatch.undo()
-    again = txstore.Repository(repo.url)
-    [fault] = again.verify().faults
-    assert (fault.part, "erase it again" in fault.reason) == ("erasure", True)
-    [erasure] = again.erasures()
-    assert erasure.finished is None
-    again.erase("s")
-    assert leaks(files_of(repo.url)) == []
-    assert again.verify().ok
-    assert [erasure.finished is not None for erasure in again.erasures()] == [True]
-    check_all_is_told(again, 3)
-
-
 # --- copies
 def test_a_backup_follows(repo: txstore.Repository, tmp_path: Path) -> None:
     fill(repo)
@@ -463,23 +399,6 @@ def test_a_backup_follows(repo: txstore.Repository, tmp_path: Path) -> None:
         assert copied.erasures() == repo.erasures()
         assert copied.mapping()["s/c/0"] == b"written again"
         check_all_is_told(copied, 2)
-
-
-def test_a_backup_in_the_middle(repo: txstore.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fill(repo)
-    repo.backup(tmp_path / "copy.tx")
-    with monkeypatch.context() as patched:
-        patched.setattr(erasing, "scrub", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            repo.erase("s")
-    repo.backup(tmp_path / "copy.tx", erase=True)
-    assert leaks(files_of(tmp_path / "copy.tx")) == []
-    repo.erase("s")
-    put(repo, {"s/c/0": b"written again"})
-    repo.backup(tmp_path / "copy.tx", erase=True)  # the first time, it has copied what was not erased yet
-    copied = txstore.Repository(tmp_path / "copy.tx")
-    assert copied.verify().ok
-    assert copied.mapping()["s/c/0"] == b"written again"
 
 
 def test_a_backup_erases_nothing_unasked(repo: txstore.Repository, tmp_path: Path) -> None:
@@ -537,22 +456,6 @@ def test_published_copies_follow(repo: txstore.Repository, tmp_path: Path) -> No
 
 
 # --- repair
-@pytest.mark.long
-@pytest.mark.parametrize(("branch", "version"), [("main", 0), ("main", 3), ("main", 7), ("dev", 2)])
-@pytest.mark.parametrize("what", ["run", "frame"])
-def test_a_repair_brings_nothing_back(repo: txstore.Repository, branch: str, version: int, what: str) -> None:
-    """Commits that have written what was erased, some of it as it was before, and one that has deleted it."""
-    fill(repo)
-    repo.erase("s")
-    path = Path(repo.url, "commits", branch_id(repo, branch), f"{version:010}")
-    content = bytearray(path.read_bytes())
-    content[content.index(b"TXRN") + 30 if what == "run" else content.index(b"s/") - 20] ^= 4
-    path.write_bytes(content)
-    assert not txstore.Repository(repo.url).verify().ok
-    report = txstore.Repository(repo.url).verify(repair=True)
-    assert report.faults == []
-    assert leaks(files_of(repo.url)) == []
-    check_all_is_told(txstore.Repository(repo.url), version if version == 7 else version + 1, branch=branch)
 
 
 def test_an_erased_value_that_is_there_again_is_erased_again(repo: txstore.Repository) -> None:

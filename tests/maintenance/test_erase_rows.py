@@ -21,7 +21,6 @@ from tests.maintenance.erased_rows import Contents, array_of, check, contents, f
 from tests.tools.faults import Killed, watch
 from txstore.labels.choosing import Choice
 from txstore.maintenance import erase as erasing
-from txstore.maintenance import scrub as scrubbing
 from txstore.segments.runs import Runs
 
 DRAWN = random.Random(3)
@@ -213,33 +212,6 @@ def test_dates(repo: txstore.Repository, chosen: Any, expected: Any) -> None:
         np.testing.assert_array_equal(read(at), was.where(~gone))  # NaN: the `_FillValue` that xarray has written
 
 
-@pytest.mark.parametrize(
-    ("chosen", "is_meant"),
-    [
-        (slice(20, 30), lambda labels: (labels >= 20) & (labels <= 30)),
-        (slice(30, None), lambda labels: labels >= 30),
-        ([10, 50], lambda labels: np.isin(labels, [10, 50])),
-        (list(range(20, 60, 2)), lambda labels: np.isin(labels, range(20, 60, 2))),
-        (np.int64(40), lambda labels: labels == 40),
-    ],
-)
-def test_numbers(repo: txstore.Repository, chosen: Any, is_meant: Callable[[Any], Any]) -> None:
-    study = Study(repo)
-    before = contents(repo)
-    if isinstance(chosen, list) and len(chosen) > 5:
-        with pytest.raises(txstore.ErasureError, match="'patient': 22, 24"):
-            repo.erase("v", {"patient": chosen})
-        chosen = [20, 30, 40, 50, 10, 5, 20, 30, 40]
-        is_meant = lambda labels: np.isin(labels, chosen)  # noqa: E731
-    repo.erase("v", {"patient": chosen})
-
-    def is_erased(branch: str, version: int, path: str) -> Any:
-        return is_meant(before[branch, version, "patient"]) if path == "v" else None
-
-    check(before, contents(repo), is_erased, lambda _: 0)
-    assert study.rows
-
-
 def test_labels_that_descend(repo: txstore.Repository) -> None:
     with repo.transaction() as store:
         array_of(store, "lat", np.array([90.0, 45, 0, -45]), ["lat"], (4,))
@@ -293,17 +265,6 @@ def test_long_lists_name_what_short_ones_name(labels: Any, chosen: list[Any]) ->
     assert found == [[place] for place in range(10)] + [[]] * (len(chosen) - 10)
 
 
-def test_several_dimensions(repo: txstore.Repository) -> None:
-    with repo.transaction() as store:
-        array_of(store, "a", np.arange(3), ["a"], (3,))
-        array_of(store, "b", np.arange(4), ["b"], (4,))
-        array_of(store, "v", np.arange(1, 13).reshape(3, 4), ["a", "b"], (2, 2))
-        array_of(store, "only a", np.arange(1, 4), ["a"], (2,))
-    before = contents(repo)
-    repo.erase("", {"a": 1, "b": slice(2, 3)})
-    check(before, contents(repo), lambda *place: (1, [2, 3]) if place[2] == "v" else None, lambda _: 0)
-
-
 def test_positions(repo: txstore.Repository) -> None:
     with repo.transaction() as store:
         array_of(store, "v", np.arange(1, 7), ["x"], (2,))
@@ -350,24 +311,6 @@ def test_what_names_no_rows(repo: txstore.Repository) -> None:
 
 
 # --- what is in the way
-
-
-def test_what_was_moved_or_copied_is_erased_with_it_or_not_at_all(repo: txstore.Repository) -> None:
-    study = Study(repo)
-    with repo.transaction("copy") as store:
-        store.copy("v", "copied")
-    del store
-    gc.collect()
-    with pytest.raises(txstore.ErasureError, match=r"the same values.*'copied'"):
-        repo.erase("v", {"patient": 20})
-    assert repo.erasures() == []
-    before = contents(repo)
-    repo.erase("v", "copied", {"patient": 20})
-
-    def is_erased(branch: str, version: int, path: str) -> Any:
-        return study.where(before)(branch, version, "v") if path in ("v", "copied") else None
-
-    check(before, contents(repo), is_erased, lambda _: 0)
 
 
 def test_a_commit_without_labels(repo: txstore.Repository) -> None:
@@ -418,27 +361,6 @@ def test_values_outside_are_refused_by_name(repo: txstore.Repository, tmp_path: 
     assert list(zarr.open_array(repo.snapshot(at=0), path="v", mode="r")[:]) == [0, 1, 7, 0]
 
 
-def test_readers_and_transactions_are_waited_for(repo: txstore.Repository) -> None:
-    study = Study(repo)
-    reader = repo.mapping(at=1)
-    assert reader["v/c/0/0"]
-    head = repo.head()
-    with pytest.raises(txstore.ErasureTimeoutError, match=r"reads main@1.*Nothing was changed"):
-        repo.erase("v", {"patient": 20}, timeout=0)
-    assert repo.head() == head
-    del reader
-    gc.collect()
-    writing = repo.begin("open")
-    writing["other/c/0"] = b"8" * 40
-    with pytest.raises(txstore.ErasureTimeoutError, match="or writes on it"):
-        repo.erase("v", {"patient": 20}, timeout=0)
-    writing.rollback()
-    del writing
-    gc.collect()
-    repo.erase("", {"patient": 20}, timeout=0)
-    assert leaks(repo.url, *study.rows) == []
-
-
 @pytest.mark.parametrize("chunks", [300, pytest.param(10_000, marks=pytest.mark.long)])
 def test_rows_of_many_chunks(repo: txstore.Repository, chunks: int) -> None:
     """All new values of a pack are written by one call, which passes on more parts than the system takes at once."""
@@ -448,42 +370,6 @@ def test_rows_of_many_chunks(repo: txstore.Repository, chunks: int) -> None:
     assert repo.erase("v", {"patient": 1}, positions=True).values == chunks
     found = zarr.open_array(repo.snapshot(at=0), path="v", mode="r")[:]
     assert np.array_equal(found, [data[0], np.zeros(chunks)])
-
-
-def test_a_constraint_is_dropped_first(repo: txstore.Repository) -> None:
-    Study(repo)
-    with repo.transaction("frozen") as store:
-        store.constraints["closed"] = txstore.constraints.Frozen("the study has ended", "v")
-    del store
-    gc.collect()
-    with pytest.raises(txstore.ConstraintError):
-        repo.erase("v", {"patient": 20})
-    assert repo.erasures() == []
-    del repo.constraints["closed"]
-    gc.collect()
-    repo.erase("v", {"patient": 20})
-
-
-def test_other_chunks_are_written_meanwhile(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Commits to the same array beside it stay, and are not erased."""
-    study = Study(repo)
-    other, wait, numbers = txstore.Repository(repo.url), erasing._Erasing._wait, iter(range(2))
-
-    def beside(self: Any, **options: Any) -> None:
-        if (number := next(numbers, None)) is not None:
-            with other.transaction("beside") as store:
-                zarr.open_array(store, path="v")[5] = number + 100
-            del store
-            gc.collect()
-        wait(self, **options)
-
-    monkeypatch.setattr(erasing._Erasing, "_wait", beside)
-    before = contents(repo)
-    repo.erase("", {"patient": 20})
-    assert next(numbers, None) is None
-    assert leaks(repo.url, *study.rows) == []
-    check(before, contents(repo), study.where(before), lambda _: 0)
-    assert set(zarr.open_array(repo.snapshot(), path="v", mode="r")[5]) == {101}
 
 
 @pytest.mark.parametrize("rows", [[{"patient": 20}], []], ids=["rows", "whole"])
@@ -517,56 +403,6 @@ def test_what_older_commits_have_is_not_written_again_meanwhile(
 
 
 # --- afterwards
-
-
-def test_upkeep_afterwards(repo: txstore.Repository) -> None:
-    study = Study(repo)
-    before = contents(repo)
-    repo.erase("", {"patient": 20})
-    repo.optimize()
-    check(before, contents(repo), study.where(before), lambda _: 0)
-    repo.vacuum()
-    check(before, contents(repo), study.where(before), lambda _: 0)
-    assert repo.usage().total > 0
-    assert repo.verify().ok
-    packs = {path for path, _ in files_of(Path(repo.url) / "packs")}
-    del repo.branches["dev"]
-    del repo.tags["v1"]
-    gc.collect()
-    repo.vacuum(keep=1)
-    assert repo.verify().ok
-    assert packs - {path for path, _ in files_of(Path(repo.url) / "packs")}  # no commit needs the table any more
-    assert leaks(repo.url, *study.rows) == []
-    at_head = {place: data for place, data in before.items() if place[:2] == ("main", 3)}
-    after = {("main", 3, place[2]): data for place, data in contents(repo).items() if place[0] == "main"}
-    check(at_head, after, study.where(at_head), lambda _: 0)
-
-
-def test_again_and_again(repo: txstore.Repository) -> None:
-    """Another row of the same chunks, then the array as a whole."""
-    study = Study(repo)
-    before = contents(repo)
-    repo.erase("", {"patient": 20})
-    repo.erase("v", {"patient": 10})
-    rows = [data[before[place[0], place[1], "patient"] == 10] for place, data in before.items() if place[2] == "v"]
-    pieces = [each.tobytes() for row in rows for each in row.reshape(-1)]
-    assert leaks(repo.url, *study.rows, *pieces) == []
-
-    def is_erased(branch: str, version: int, path: str) -> Any:
-        labels = before[branch, version, "patient"]
-        return {"v": np.isin(labels, [10, 20]), "g/w": (slice(None), labels == 20)}.get(path)
-
-    check(before, contents(repo), is_erased, lambda _: 0)
-    assert repo.verify().ok
-    repo.erase("v")
-    all_of_it = {each.tobytes() for place, data in before.items() if place[2] == "v" for each in data.reshape(-1)}
-    assert leaks(repo.url, *(all_of_it - {bytes(8)})) == []
-    with pytest.raises(txstore.ErasedError):
-        zarr.open_array(repo.snapshot(at=0), path="v", mode="r")
-    rest = {place: data for place, data in before.items() if place[2] != "v"}
-    check(rest, contents(repo), study.where(before), lambda _: 0)
-    assert repo.verify().ok
-    assert all(each.finished for each in repo.erasures())
 
 
 def test_what_older_commits_had_comes_back_without_it(repo: txstore.Repository) -> None:
@@ -809,42 +645,6 @@ def test_who_has_opened_the_old_files_reads_on(repo: txstore.Repository, monkeyp
 # --- interrupted
 
 
-@pytest.mark.parametrize("labels", [False, True])
-@pytest.mark.parametrize("number", range(5))
-def test_interrupted_it_is_done_again(
-    repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch, number: int, labels: bool
-) -> None:
-    study = Study(repo)
-    before = contents(repo)
-    rewrite, left = scrubbing.rewrite, iter(range(number))
-
-    def interrupted(*args: Any) -> None:
-        if next(left, None) is None:
-            raise KeyboardInterrupt
-        rewrite(*args)
-
-    monkeypatch.setattr(erasing, "rewrite", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        repo.erase("", {"patient": 20}, labels=labels)
-    monkeypatch.undo()
-    again = txstore.Repository(repo.url)
-    [fault] = again.verify().faults
-    assert (fault.part, "erase it again" in fault.reason) == ("erasure", True)
-
-    def is_erased(branch: str, version: int, path: str) -> Any:
-        rows = study.where(before)(branch, version, path)
-        at = before[branch, version, "patient"] == 20
-        return at if path == "patient" and labels else rows
-
-    check(before, contents(again), is_erased, lambda _: 0, in_between=True)
-    again.vacuum()
-    again.erase("", {"patient": 20}, labels=labels)
-    assert leaks(repo.url, *study.rows) == []
-    check(before, contents(again), is_erased, lambda _: 0)
-    assert again.verify().ok
-    assert all(each.finished for each in again.erasures())
-
-
 def test_parts_of_shards_are_read_before_all_runs_say_that_they_were_replaced(repo: txstore.Repository) -> None:
     rows = secret(8)
     with repo.transaction("first") as store:
@@ -863,36 +663,7 @@ def test_parts_of_shards_are_read_before_all_runs_say_that_they_were_replaced(re
     np.testing.assert_array_equal([array[at] for at in range(8)], np.where(np.arange(8) == 2, 0, rows))
 
 
-def test_interrupted_and_then_erased_as_a_whole(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
-    study = Study(repo)
-    monkeypatch.setattr(erasing, "scrub", lambda *_: (_ for _ in ()).throw(KeyboardInterrupt))
-    with pytest.raises(KeyboardInterrupt):
-        repo.erase("", {"patient": 20})
-    monkeypatch.undo()
-    repo.erase("v", "g")
-    assert leaks(repo.url, *study.rows) == []
-    assert all(each.finished for each in repo.erasures())
-    assert repo.verify().ok
-
-
 # --- copies
-
-
-def test_a_backup_follows(repo: txstore.Repository, tmp_path: Path) -> None:
-    study = Study(repo)
-    before = contents(repo)
-    old, new = tmp_path / "old.tx", tmp_path / "new.tx"
-    repo.backup(old)
-    repo.erase("", {"patient": 20})
-    with pytest.raises(txstore.BackupErasureError, match="rows of 'g/w', 'v' along 'patient' by"):
-        repo.backup(old)
-    for copy in (old, new, old):
-        repo.backup(copy, erase=True)
-        assert leaks(copy, *study.rows) == []
-        copied = txstore.Repository(copy)
-        assert copied.verify().faults == []
-        assert copied.erasures() == repo.erasures()
-        check(before, contents(copied), study.where(before), lambda _: 0)
 
 
 def test_a_backup_that_has_more(repo: txstore.Repository, tmp_path: Path) -> None:
@@ -910,44 +681,6 @@ def test_a_backup_that_has_more(repo: txstore.Repository, tmp_path: Path) -> Non
     copied = txstore.Repository(copy)
     assert copied.verify().faults == []
     assert list(zarr.open_array(copied.snapshot(at=0), path="patient", mode="r")[:]) == [10, 20, 30]
-
-
-# --- repair
-
-
-@pytest.mark.parametrize(("branch", "version"), [("main", 0), ("main", 1), ("main", 3), ("dev", 3)])
-@pytest.mark.parametrize("what", ["run", "frame"])
-def test_a_repair_brings_nothing_back(repo: txstore.Repository, branch: str, version: int, what: str) -> None:
-    study = Study(repo)
-    before = contents(repo)
-    repo.erase("", {"patient": 20})
-    path = Path(repo.url, "commits", repo.engine.branch(branch), f"{version:010}")
-    content = bytearray(path.read_bytes())
-    content[content.index(b"TXRN") + 30 if what == "run" else content.index(b"v/c/") - 20] ^= 4
-    path.write_bytes(content)
-    assert not txstore.Repository(repo.url).verify().ok
-    assert txstore.Repository(repo.url).verify(repair=True).faults == []
-    assert leaks(repo.url, *study.rows) == []
-    check(before, contents(txstore.Repository(repo.url)), study.where(before), lambda _: 0)
-
-
-# --- object stores
-
-
-def test_objects_and_caches(tmp_path: Path) -> None:
-    repo = txstore.Repository(f"memory://{tmp_path.name}/rows.tx", single_writer=True, cache_dir=tmp_path / "cache")
-    study = Study(repo)
-    before = contents(repo)
-    objects = repo.engine.storage.objects  # type: ignore[attr-defined]
-    repo.erase("", {"patient": 20})
-    from tests.tools.upkeep import below
-
-    for path, _ in below(objects):
-        content = bytes(objects.get(path))
-        assert not any(piece in content for piece in study.rows), path
-    assert leaks(tmp_path / "cache", *study.rows) == []
-    check(before, contents(repo), study.where(before), lambda _: 0)
-    assert repo.verify().faults == []
 
 
 # --- the fill value

@@ -282,19 +282,6 @@ def elsewhere(repo: txstore.Repository, signs: Path, ending: str, name: str | No
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("kind", ERASED)
-@pytest.mark.parametrize("ending", ["commit", "rollback"])
-def test_of_another_process(on_disk: txstore.Repository, tmp_path: Path, kind: str, ending: str) -> None:
-    with elsewhere(on_disk, tmp_path, ending) as worker:
-        with pytest.raises(txstore.ErasureTimeoutError, match=r"process \d+ \(.*\) reads main@0, or writes on it"):
-            on_disk.erase(*ERASED[kind], timeout=0)
-        (tmp_path / "end").touch()
-        worker.result()
-    on_disk.erase(*ERASED["path"] if ending == "commit" else ERASED[kind], timeout=0)
-    assert leaks(on_disk) == []
-
-
-@pytest.mark.long
 @pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="no SIGSTOP here")
 @pytest.mark.parametrize("kind", ERASED)
 @pytest.mark.parametrize("then", ["goes on", "is killed"])

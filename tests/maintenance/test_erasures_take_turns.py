@@ -5,8 +5,6 @@ from __future__ import annotations
 import contextlib
 import gc
 import random
-import threading
-import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -18,7 +16,6 @@ import zarr
 import txstore
 from tests.maintenance.erased_rows import Contents, array_of, check, contents, leaks
 from tests.tools.faults import Hook, watch
-from tests.tools.workers import QUICK, Worker, ended
 from txstore.format import names
 from txstore.maintenance import erase as erasing
 
@@ -91,56 +88,6 @@ def interrupt(repo: txstore.Repository, call: str, hook: Hook, erase: Callable[[
     gc.collect()
 
 
-def erase_rows(url: str, path: str, labels: list[int]) -> None:
-    txstore.Repository(url).erase(path, {"p": labels})
-
-
-# --- at once
-
-
-@pytest.mark.parametrize("where", ["thread", "process"])
-@pytest.mark.parametrize("labels", [[11, 16], [11, 11]])
-def test_the_second_begins_when_the_first_has_ended(filled: txstore.Repository, labels: list[int], where: str) -> None:
-    before = contents(filled)
-    others: list[Any] = []
-    met: list[bool] = []
-
-    def has_begun() -> bool:
-        """Tell whether the other one has ended, or written its record, in the time that it would need alone."""
-        until = time.monotonic() + 2
-        while time.monotonic() < until and len(filled.erasures()) == 1:
-            if where == "process":
-                if others[0].answered(0.05):
-                    return True
-            else:
-                others[0].join(0.05)
-                if not others[0].is_alive():
-                    return True
-        return len(filled.erasures()) > 1
-
-    def meet() -> None:
-        watched.calls.clear()  # they hold commits, and the other one waits for who reads them
-        if where == "process":
-            others.append(Worker(erase_rows, filled.url, "v", [labels[1]], context=QUICK))
-        else:
-            others.append(threading.Thread(target=erase_rows, args=(filled.url, "v", [labels[1]])))
-            others[0].start()
-        met.append(has_begun())
-
-    first = txstore.Repository(filled.url)
-    watched = watch(first)
-    watched.before["replace"] = at(names.ERASED, 3, lambda: others or meet())  # its table is made by then
-    first.erase("v", {"p": labels[0]})
-    watched.calls.clear()
-    if where == "process":
-        with ended(others[0]):
-            others[0].result()
-    else:
-        others[0].join()
-    assert met == [False]
-    check_erased(filled, before, v=labels)
-
-
 # --- interrupted
 
 
@@ -193,29 +140,6 @@ def test_its_rows_were_overwritten_and_their_commits_have_expired(filled: txstor
     assert erase(filled).values
     check_erased(filled, before)
     assert leaks(filled.url, *secrets("v", [11, 16])) == []
-
-
-def test_an_array_was_added_since(filled: txstore.Repository) -> None:
-    """The call that `verify` asks for is about one more array then."""
-    interrupt(filled, "replace_blanked", at("", 2, interrupted), lambda repo: repo.erase("", {"p": 11}))
-    with filled.transaction("one more") as store:
-        array_of(store, "x", VALUES["x"], ["p"], (4,))
-    del store
-    gc.collect()
-    before = contents(filled)
-    [fault] = filled.verify().faults
-    assert "erase it again" in fault.reason
-    filled.erase("", {"p": 11})
-    check_erased(filled, before, v=[11], w=[11], x=[11])
-
-
-def test_an_array_that_was_interrupted_is_erased_before_rows_of_another(filled: txstore.Repository) -> None:
-    before = {place: data for place, data in contents(filled).items() if place[2] != "w"}
-    interrupt(filled, "replace_blanked", at("", 0, interrupted), lambda repo: repo.erase("w"))
-    filled.erase("v", {"p": 11})
-    check_erased(filled, before, v=[11])
-    assert leaks(filled.url, *secrets("w", LABELS.tolist())) == []
-    assert filled.erase("w").commit is None
 
 
 @pytest.mark.parametrize("rows", [[{"p": 11}], []], ids=["rows", "whole"])
@@ -346,23 +270,6 @@ def test_a_reader_of_what_was_interrupted_is_waited_for(filled: txstore.Reposito
 
 
 # --- copies
-
-
-@pytest.mark.parametrize("between", [0, 1, 2])
-def test_a_backup_after_any_number_of_them(filled: txstore.Repository, tmp_path: Path, between: int) -> None:
-    before = contents(filled)
-    copy = tmp_path / "copy.tx"
-    filled.backup(copy)
-    labels = [11, 12, 16, 13]
-    for number, label in enumerate(labels):
-        filled.erase("v", {"p": label})
-        if number == between:
-            filled.backup(copy, erase=True)
-    filled.erase("w")
-    filled.backup(copy, erase=True)
-    before = {place: data for place, data in before.items() if place[2] != "w"}
-    for repo in (filled, txstore.Repository(copy)):
-        check_erased(repo, before, v=labels)
 
 
 @pytest.mark.parametrize("rows", [[], [{"p": 12}]], ids=["whole", "rows"])

@@ -31,18 +31,6 @@ def test_nothing_to_do(repo):
     assert tree(repo) == before
 
 
-@pytest.mark.parametrize("keys", [1, 2, 30])
-@pytest.mark.parametrize("size", [0, 1, 100, 1024, 5000])
-def test_it_is_done_once(open_repo, keys, size):
-    repo = open_repo(durability="none")
-    for number in range(keys):
-        put(repo, {f"a/{number}": bytes(size)})
-    repo.optimize()
-    assert repo.optimize() is None
-    repo.vacuum(keep=1)
-    assert repo.optimize() is None
-
-
 @pytest.mark.parametrize(("chunk", "chunks"), [(1, 1), (1, 50), (1 << 20, 40), (9 << 20, 3)])
 def test_on_an_object_store_it_is_done_once(chunk, chunks):
     """Documents lie beside one another there, apart from other values, and packs end at 32 MiB."""
@@ -94,18 +82,6 @@ def test_content_seqs_history_and_views_are_the_same(open_repo):
     assert content(txstore.Repository(repo.url)) == model
 
 
-def test_zarr_arrays(repo):
-    with repo.transaction() as store:
-        zarr.create_array(store, name="x", data=np.arange(20), chunks=(5,))
-    live = zarr.open_array(repo.snapshot(), path="x", mode="r")
-    for i in range(20):
-        with repo.transaction() as store:
-            zarr.open_array(store, path="x")[i] = -i
-    repo.optimize()
-    assert live[:].tolist() == list(range(20))
-    assert zarr.open_array(repo.snapshot(), path="x", mode="r")[:].tolist() == [-i for i in range(20)]
-
-
 def test_a_transaction_that_is_open_across_it(repo):
     put(repo, {"a": b"1", "b": b"1", "p/x": b"1"})
     mine, conflicting, below = repo.begin(), repo.begin(), repo.begin()
@@ -122,18 +98,6 @@ def test_a_transaction_that_is_open_across_it(repo):
     assert content(repo) == {"a": b"2", "b": b"theirs"}
     for each in (conflicting, below):
         each.rollback()
-
-
-def test_a_session_goes_on(repo):
-    with txstore.TxStore(repo.url) as store:
-        z = zarr.create_array(store, name="x", shape=(0,), chunks=(3,), dtype="i4")
-        store.commit()
-        for i in range(12):
-            z.append(np.array([i], "i4"))
-            store.commit()
-            if i % 5 == 4:
-                repo.optimize()
-    assert zarr.open_array(repo.snapshot(), path="x", mode="r")[:].tolist() == list(range(12))
 
 
 def test_large_packs_are_left_alone(open_repo, monkeypatch):

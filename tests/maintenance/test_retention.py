@@ -59,19 +59,6 @@ def test_by_age(open_repo):
     assert len(files(repo)) < 2 * STEP
 
 
-def test_what_somebody_reads_stays(open_repo):
-    repo = open_repo(durability="none", retention=5)
-    rewrite(repo, 10)
-    held = open_repo(durability="none").mapping(at=4)
-    old = {key: bytes(held[key]) for key in held}
-    rewrite(repo, 4 * STEP, size=200)
-    assert oldest_kept_of(repo) <= 4
-    assert {key: bytes(held[key]) for key in held} == old == content(repo, 4)
-    del held
-    rewrite(repo, STEP + 1, size=300)
-    assert oldest_kept_of(repo) > 4 * STEP
-
-
 def test_a_session_that_goes_on(open_repo):
     """It stands at its last commit, not where it began."""
     repo = open_repo(durability="none", retention=3)

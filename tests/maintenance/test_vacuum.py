@@ -86,33 +86,6 @@ def head_cache_of(repo: txstore.Repository) -> bytes:
 
 
 # --- how far
-def test_nothing_to_do(repo):
-    with pytest.raises(txstore.RepositoryNotFoundError):
-        repo.vacuum()
-    put(repo, {"a": b"1"})
-    before = tree(repo)
-    for options in ({}, {"keep": 1}, {"keep": 5}, {"older_than": timedelta(days=1)}):
-        report = repo.vacuum(**options)
-        assert (report.oldest_kept, report.expired, report.files) == (0, 0, 0)
-    assert tree(repo) == before
-
-
-@pytest.mark.parametrize("keep", [1, 2, 7])
-def test_keep(open_repo, keep):
-    repo = open_repo(durability="none")
-    model = rewrite(repo, 20)
-    log = [commit.id for commit in repo.log()]
-    kept = {version: content(repo, version) for version in range(20 - keep, 20)}
-    report = repo.vacuum(keep=keep)
-    assert (report.oldest_kept, report.expired) == (20 - keep, 20 - keep)
-    assert [commit.id for commit in repo.log()][1:] == log[:keep]
-    assert repo.head().message == "vacuum"
-    assert {version: content(repo, version) for version in kept} == kept
-    assert content(repo) == model
-    for version in range(20 - keep):
-        with pytest.raises(SnapshotExpiredError, match=f"main@{version}"):
-            repo.mapping(at=version)
-    assert repo.vacuum(keep=keep + 1).expired == 0
 
 
 def test_older_than_and_both(open_repo):
@@ -193,33 +166,6 @@ def test_orphans_and_what_the_dead_left(open_repo):
 
 
 # --- what is left alone
-def test_tags(open_repo):
-    repo = open_repo(durability="none")
-    rewrite(repo, 10)
-    tagged = repo.commit(4)
-    repo.tags["v1"] = 4
-    old = content(repo, 4)
-    report = repo.vacuum(keep=1)
-    assert (report.oldest_kept, report.expired) == (9, 8)
-    assert repo.tags["v1"] == tagged
-    assert {key: bytes(value) for key, value in repo.mapping(tag="v1").items()} == old
-    assert content(repo, 4) == old
-    assert content(repo, tagged.id) == old
-    assert [commit.version for commit in repo.log()] == [10, 9]
-    repo.optimize()
-    repo.vacuum(keep=1)
-    assert content(repo, 4) == old
-    repo.tags["v1-too"] = tagged
-
-    del repo.tags["v1"]
-    repo.vacuum(keep=1)
-    assert content(repo, 4) == old
-    del repo.tags["v1-too"]
-    for ask in (lambda: repo.mapping(at=4), lambda: repo.mapping(at=tagged.id)):
-        with pytest.raises((SnapshotExpiredError, CommitNotFoundError)):
-            ask()
-    assert repo.vacuum().files > 0
-    assert 4 not in versions(repo)
 
 
 def test_a_tag_that_comes_too_late(open_repo):
@@ -255,45 +201,6 @@ def test_a_tag_is_written_while_a_vacuum_runs(steps, no_lock):
             refused += 1
     assert written >= 2
     assert refused >= 1
-
-
-def test_snapshots_in_this_process(open_repo):
-    repo = open_repo(durability="none")
-    rewrite(repo, 10)
-    store = repo.snapshot(at=3)
-    mapping = repo.mapping(at=5)
-    old = bytes(store["a/c/1"]), {key: bytes(value) for key, value in mapping.items()}
-    assert repo.vacuum(keep=1).oldest_kept == 3
-    assert content(repo, 3)
-    del store
-    assert repo.vacuum(keep=1).oldest_kept == 5
-    assert {key: bytes(value) for key, value in mapping.items()} == old[1]
-    del mapping
-    assert repo.vacuum(keep=1).oldest_kept == 11
-    with pytest.raises(SnapshotExpiredError):
-        repo.mapping(at=5)
-
-
-def test_another_repository_object_of_this_process(open_repo):
-    repo, other = open_repo(durability="none"), open_repo(durability="none")
-    rewrite(repo, 10)
-    held = other.mapping(at=3)
-    assert repo.vacuum(keep=1).oldest_kept == 3
-    del held
-    assert repo.vacuum(keep=1).oldest_kept > 3
-
-
-def test_open_transactions(open_repo):
-    repo = open_repo(durability="none")
-    rewrite(repo, 5)
-    private = repo.begin()
-    private["mine"] = b"1"
-    rewrite(repo, 5, size=200)
-    assert repo.vacuum(keep=1).oldest_kept == 4
-    private.commit()
-    del private
-    assert repo.vacuum(keep=1).oldest_kept == 11
-    assert content(repo)["mine"] == b"1"
 
 
 def test_a_transaction_with_a_name_outlives_its_processes(open_repo):
@@ -333,19 +240,6 @@ def test_the_name_is_being_ended(open_repo):
     assert repo.vacuum(keep=1).oldest_kept == 4
     del watched._real.list
     repo.transaction(name="run").rollback()
-
-
-def test_a_session_that_stands_at_an_old_commit(open_repo):
-    repo = open_repo(durability="none")
-    session = txstore.TxStore(repo.url, durability="none")
-    session.mapping["a"] = b"1"
-    session.commit()
-    rewrite(repo, 5)
-    session.mapping["b"] = b"1"
-    assert repo.vacuum(keep=1).oldest_kept == 0
-    session.commit()
-    assert repo.vacuum(keep=1).oldest_kept == 6
-    assert content(repo)["b"] == b"1"
 
 
 # --- those who come too late
@@ -568,35 +462,6 @@ def test_a_oldest_kept_above_all_commits(tmp_path):
 
 
 # --- interruptions
-@pytest.mark.long
-def test_interrupted_at_every_step(steps):
-    """Whatever is left undone, the next one does; in between all reads as before."""
-    model = rewrite(steps.repo, 8)
-    steps.repo.optimize()
-    model |= rewrite(steps.repo, 1)
-    steps.repo.tags["v1"] = 3
-    old = content(steps.repo, 3)
-    left = set()
-    for repo, other in steps:
-
-        def fail():
-            raise OSError(5, "Input/output error")
-
-        steps.act = fail
-        with contextlib.suppress(OSError, txstore.TxStoreError):
-            repo.vacuum(keep=2)
-        steps.end()
-        assert content(other) == model
-        assert content(other, 3) == old
-        put(other, {"z": b"1"})
-        other.vacuum(keep=2)
-        other.vacuum(keep=1)
-        assert content(other) == {**model, "z": b"1"}
-        assert content(other, 3) == old
-        left.add(len([path for path in tree(other) if path.startswith(("commits/", "packs/", "oldest_kept/"))]))
-        assert staged(other) == []
-    assert max(left) - min(left) <= 2
-    assert steps.count > 40 // steps.operations
 
 
 @pytest.mark.long
@@ -710,23 +575,6 @@ def test_the_newest_is_found_while_a_vacuum_passes(steps, no_lock):
         assert len(repo.begin()) == 10
         assert len(repo.snapshot().mapping) == 10
     assert steps.count > 5 // steps.operations
-
-
-def test_a_vacuum_between_the_search_and_the_pin(open_repo):
-    repo, other = open_repo(durability="none"), open_repo(durability="none")
-    rewrite(repo, 4)
-    watched = watch(other)
-
-    def vacuum_now(path):
-        if path == "oldest_kept/main":
-            watched.after.clear()
-            rewrite(repo, 4, size=200)
-            repo.optimize()
-            assert repo.vacuum(keep=1).oldest_kept > 4
-
-    watched.after["list"] = vacuum_now
-    assert len(other.mapping()) == 10
-    assert not watched.after
 
 
 def test_a_vacuum_right_before_a_tag_is_written(open_repo):

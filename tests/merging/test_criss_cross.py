@@ -78,31 +78,6 @@ def test_what_was_reverted_stays_away(repo: txstore.Repository, fix: str) -> Non
     assert repo.verify().faults == []
 
 
-def test_elements_that_only_one_branch_writes_never_conflict(repo: txstore.Repository) -> None:
-    names = ["main", "a", "b", "c"]
-    for name in names[1:]:
-        repo.branches[name] = repo.head()
-    for turn in range(1, 7):
-        heads = {}
-        for number, name in enumerate(names):
-            commit(repo, put(2 * number, turn), branch=name)
-            if (at := f"{name}{turn}") not in repo.branches:
-                repo.branches[at] = repo.head(name)
-            heads[name] = at
-        for number, name in enumerate(names):
-            repo.merge(heads[names[(number + turn) % 4]], name) if turn % 4 else None
-    for name in names[1:]:
-        repo.merge(name)
-    assert values(repo) == [6, 1, 6, 3, 6, 5, 6, 7]
-
-
-def test_what_both_have_answered_alike_is_settled(repo: txstore.Repository) -> None:
-    crossed(repo, put(0, 10), put(0, 20), answers=("ours", "theirs"))
-    commit(repo, put(1, 11))
-    repo.merge("dev")
-    assert (values(repo), values(repo, branch="dev")) == ([10, 11, *range(2, 8)], [10, *range(1, 8)])
-
-
 def kinds(repo: txstore.Repository, source: str = "dev", into: str = "main", **options: Any) -> list[tuple[str, str]]:
     with pytest.raises(txstore.MergeConflictError) as error:
         repo.merge(source, into, **options)
@@ -124,14 +99,6 @@ def test_what_both_have_answered_otherwise_is_in_conflict(repo: txstore.Reposito
     assert values(repo) == [10, 30, 20, 3, 14, 15, 6, 7]
     repo.merge("main", "dev")
     assert values(repo, branch="dev") == values(repo)
-
-
-def test_one_that_is_written_again_behind_both_answers(repo: txstore.Repository) -> None:
-    """Neither answer is what the other side began with, so the newer value is in conflict with the answer."""
-    crossed(repo, put(0, 10), put(0, 20), answers=("theirs", "ours"))
-    assert values(repo)[0] == values(repo, branch="dev")[0] == 20
-    commit(repo, put(0, 30), branch="dev")
-    assert kinds(repo) == [("x", "elements")]
 
 
 def test_a_field_that_both_have_answered_otherwise(repo: txstore.Repository) -> None:
@@ -159,14 +126,6 @@ def test_deleted_in_one_and_kept_in_the_other(repo: txstore.Repository) -> None:
     repo.merge("dev", resolve={"x": "theirs"})
     assert values(repo)[0] == 10
     repo.merge("main", "dev")
-
-
-def test_what_was_kept_by_both_is_compared_with_what_was_kept(repo: txstore.Repository) -> None:
-    crossed(repo, delete(), put(slice(0, 2), 10), answers=("theirs", "ours"))
-    commit(repo, put(0, 0))  # taken back
-    commit(repo, put(5, 15), branch="dev")
-    repo.merge("dev")
-    assert values(repo) == [0, 10, 2, 3, 4, 15, 6, 7]
 
 
 def test_a_chunk_that_one_has_deleted(repo: txstore.Repository) -> None:
@@ -255,54 +214,6 @@ def test_a_structure_that_both_have_chosen(repo: txstore.Repository) -> None:
     assert values(repo, "y") == [10, 1, 2, 3]
 
 
-def test_values_that_are_none_of_zarrs(repo: txstore.Repository) -> None:
-    def note(text: bytes) -> Step:
-        return lambda store: store.mapping.__setitem__("note", text)
-
-    commit(repo, note(b"0"))
-    crossed(repo, note(b"1"), note(b"2"), answers=("ours", "ours"))
-    assert kinds(repo) == [("note", "value")]
-    commit(repo, note(b"3"))
-    commit(repo, note(b"3"), branch="dev")
-    repo.merge("dev")
-    assert repo.mapping()["note"] == b"3"
-
-
-def test_three_bases(repo: txstore.Repository) -> None:
-    names = ["main", "a", "b"]
-    for name in names[1:]:
-        repo.branches[name] = repo.head()
-    for number, name in enumerate(names):
-        commit(repo, put(number, 10 + number), branch=name)
-        repo.branches[f"{name} was".replace(" ", "-")] = repo.head(name)
-    for name in names:
-        for other in names:
-            if other != name:
-                repo.merge(f"{other}-was", name)
-    commit(repo, put(1, 1))
-    commit(repo, put(2, 2), branch="a")
-    commit(repo, put(3, 13), branch="b")
-    repo.merge("a")
-    repo.merge("b")
-    assert values(repo) == [10, 1, 2, 13, 4, 5, 6, 7]
-
-
-def test_the_base_of_a_base(repo: txstore.Repository) -> None:
-    """Each of many rounds crosses: the base of each merge is a merge whose base is one, down to the beginning."""
-    repo.branches["dev"] = repo.head()
-    for number in range(12):
-        commit(repo, put(0, 2 * number + 10))
-        commit(repo, put(5, 2 * number + 20), branch="dev")
-        repo.branches["was"] = repo.head()
-        repo.merge("dev")
-        repo.merge("was", "dev")
-        del repo.branches["was"]
-        assert values(repo) == values(repo, branch="dev")
-    commit(repo, put(0, 0))
-    repo.merge("dev")
-    assert values(repo)[:6] == [0, 1, 2, 3, 4, 42]
-
-
 def test_dry_run_and_diff(repo: txstore.Repository) -> None:
     crossed(repo, put(0, 10), put(1, 11))
     commit(repo, put(1, 1))
@@ -373,14 +284,6 @@ def test_where_the_base_of_the_bases_is_gone_nothing_is_guessed(repo: txstore.Re
     repo.merge("dev", resolve={"x": "ours"})
     assert values(repo) == [0, 11, 12, 3, 4, 15, 6, 17]
     assert repo.verify().faults == []
-
-
-def test_where_the_base_of_the_bases_is_gone_and_nothing_depends_on_it(repo: txstore.Repository) -> None:
-    fixed(repo)
-    commit(repo, put(1, 11))
-    vacuum(repo, "fix", "main", "dev")
-    repo.merge("dev")
-    assert values(repo) == [10, 11, 12, 3, 4, 15, 6, 17]
 
 
 def test_rows_that_have_moved_where_a_base_is_in_doubt(repo: txstore.Repository) -> None:

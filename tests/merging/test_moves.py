@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 import txstore
 from tests.merging.sides import Merged, merged
 from tests.merging.test_repository import commit, values
-from tests.merging.test_three_way import BASE, Step, all_of, append, attributes, create, delete, put, resize, root
+from tests.merging.test_three_way import BASE, Step, all_of, append, attributes, create, delete, put, root
 from txstore.format.keys import is_document, node_of_document
 from txstore.history.changes import ref_of
 
@@ -69,22 +69,6 @@ def test_chunks_follow(merge: Merge) -> None:
     assert found.plan.values == {}  # by reference
 
 
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [
-        (append([8]), [*range(9)]),
-        (resize(4), [*range(4)]),
-        (put(slice(0, 4), 0), [0, 0, 0, 0, 4, 5, 6, 7]),
-        (attributes(units="K"), [*range(8)]),
-    ],
-)
-def test_all_kinds_of_changes_follow(merge: Merge, change: Step, expected: list[int]) -> None:
-    found = merge(BASE, move("x", "y"), change)
-    assert conflicts(found) == []
-    assert found.values("y") == expected
-    assert not [key for key in found.content if key.startswith("x/")]
-
-
 def test_a_group_with_what_is_new_and_deleted_below(merge: Merge) -> None:
     other = all_of(create(path="g/new"), delete("g/y"), put(0, 10, "g/x"), attributes("g", title="t"))
     found = merge(tree, move("g", "h/g"), other)
@@ -116,13 +100,6 @@ def test_everything_was_changed_too(merge: Merge) -> None:
     assert conflicts(found) == [("deleted", "x")]
 
 
-def test_both_have_moved_it_to_the_same_place(merge: Merge) -> None:
-    found = merge(BASE, all_of(move("x", "y"), put(0, 10, "y")), all_of(put(1, 11), move("x", "y")))
-    assert conflicts(found) == []
-    assert found.values("y") == [10, 11, *range(2, 8)]
-    assert found.plan.moved == {}
-
-
 def test_both_have_moved_it_to_different_places(merge: Merge) -> None:
     sides = all_of(move("x", "y"), put(0, 10, "y")), all_of(move("x", "z"), put(1, 11, "z"))
     found = merge(BASE, *sides)
@@ -151,71 +128,8 @@ def test_moved_onto_what_the_other_has_made(merge: Merge) -> None:
     assert ("deleted", "x") in conflicts(merge(BASE, move("x", "y"), all_of(create(4, "y"), put(0, 1))))
 
 
-def test_moved_into_each_other(merge: Merge) -> None:
-    base = all_of(root, group("a"), group("b"))
-    found = conflicts(merge(base, move("a", "b/a"), move("b", "a/b")))
-    assert {path for kind, path in found if kind == "moved"} <= {"a/b", "b/a"}
-    assert ("deleted", "a") in found
-
-
-def test_what_is_in_the_way_closes_a_circle(merge: Merge) -> None:
-    """`q` is moved below `u`, which is moved below what was in `q`: that stays there where its new place is taken."""
-    base = all_of(root, *(group(path) for path in ("p", "q", "q/s", "u")))
-    found = merge(base, all_of(move("q", "u/q"), move("u/q/s", "p/s")), all_of(move("u", "q/s/u"), group("p/s")))
-    assert ("moved", "p/s") in conflicts(found)
-
-
 def test_moved_into_a_group_that_was_deleted(merge: Merge) -> None:
     assert ("deleted", "h") in conflicts(merge(tree, move("g", "h/g"), delete("h")))
-
-
-def test_moved_into_a_group_that_was_moved(merge: Merge) -> None:
-    found = merge(all_of(tree, create()), move("g", "k"), all_of(put(0, 10), move("x", "g/z")))
-    assert conflicts(found) == []
-    assert found.values("k/z") == [10, *range(1, 8)]
-    found = merge(tree, move("g", "k"), all_of(put(0, 10, "g/x"), move("g/x", "g/z")))
-    assert found.values("k/z") == [10, *range(1, 8)]
-    found = merge(tree, all_of(move("g/x", "g/z"), move("g", "k")), all_of(put(0, 10, "g/x"), put(0, 20, "g/y")))
-    assert (found.values("k/z")[0], found.values("k/y")[0]) == (10, 20)
-    found = merge(tree, all_of(move("g/x", "x"), move("g", "k")), all_of(put(0, 10, "g/x"), put(0, 20, "g/y")))
-    assert (found.values("x")[0], found.values("k/y")[0]) == (10, 20)
-
-
-def test_moved_into_what_is_moved_on(merge: Merge) -> None:
-    """One puts a node into a new group within `g`, and the other that group's into it, and moves `g`."""
-    base = all_of(tree, group("d"))
-    found = merge(base, all_of(group("g/new"), move("d", "g/new/d")), all_of(move("g/x", "d/x"), move("g", "k")))
-    assert conflicts(found) == []
-    assert found.values("k/new/d/x") == [*range(8)]
-    assert orphans(found) == []
-
-
-def test_one_place_by_two_names(merge: Merge) -> None:
-    both = all_of(put(0, 10, "g/x"), move("g/x", "h/x")), all_of(put(1, 11, "g/x"), move("g/x", "h/x"), move("h", "k"))
-    found = merge(tree, *both)
-    assert conflicts(found) == []
-    assert found.values("k/x")[:2] == [10, 11]
-    assert orphans(found) == []
-
-
-@pytest.mark.parametrize("answer", ["mover", "other"])
-def test_the_place_is_not_there(merge: Merge, answer: str) -> None:
-    """Whatever is answered, no node is left without the group above it."""
-    base = all_of(tree, group("h/i"))
-    into = all_of(group("h/i/new"), move("g", "h/i/new/g"), move("h/i/new/g/x", "h/i/new/g/z"))
-    for other in (
-        delete("h"),
-        delete("h/i"),
-        all_of(delete("h"), create(path="h")),
-        create(path="h/i/new"),
-        all_of(group("h/i/new"), create(path="h/i/new/g")),
-        all_of(group("h/i/new"), group("h/i/new/g"), group("h/i/new/g/z")),
-        all_of(delete("h"), put(0, 1, "g/x")),
-    ):
-        assert conflicts(merge(base, into, other))
-        answered = merge(base, into, other, {"": answer})
-        assert conflicts(answered) == []
-        assert orphans(answered) == []
 
 
 def test_a_group_whose_attributes_were_changed_too(merge: Merge) -> None:
@@ -258,11 +172,6 @@ def test_format_2(merge: Merge) -> None:
     found = merge(base, move("x", "y"), all_of(put(0, 10), attributes(a=1)))
     assert found.values("y")[0] == 10
     assert dict(found.array("y").attrs) == {"a": 1}
-
-
-def test_a_move_where_nothing_was_changed(merge: Merge) -> None:
-    found = merge(all_of(BASE, create(path="other")), move("x", "y"), put(0, 10, "other"))
-    assert (found.values("y"), found.values("other")[0]) == ([*range(8)], 10)
 
 
 # --- in repositories

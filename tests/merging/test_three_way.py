@@ -60,24 +60,10 @@ def root(store: txstore.TxStore) -> None:
 BASE = all_of(root, create())
 
 
-def test_what_one_side_has_changed_is_taken(tmp_path):
-    found = merged(tmp_path, BASE, put(0, 10), put(4, 14))
-    assert found.values() == [10, 1, 2, 3, 14, 5, 6, 7]
-    assert (found.plan.taken, found.plan.values, found.plan.deleted) == ({"x/c/1": "x/c/1"}, {}, [])
-
-
 def test_elements_of_one_chunk(tmp_path):
     found = merged(tmp_path, BASE, put(0, 10), put(1, 11))
     assert found.values() == [10, 11, 2, 3, 4, 5, 6, 7]
     assert list(found.plan.values) == ["x/c/0"]
-
-
-def test_equal_changes(tmp_path):
-    assert merged(tmp_path, BASE, put(0, 10), put(0, 10)).plan.is_empty
-
-
-def test_equal_elements_beside_others(tmp_path):
-    assert merged(tmp_path, BASE, put(slice(0, 2), 10), put(slice(0, 3), 10)).values()[:4] == [10, 10, 10, 3]
 
 
 def test_strictly_equal_changes_conflict(tmp_path):
@@ -120,18 +106,6 @@ def test_an_unknown_answer(tmp_path):
         merged(tmp_path, BASE, put(0, 1), put(1, 1), {"x": "mine"})
 
 
-def test_a_chunk_that_became_fill_value(tmp_path):
-    """zarr deletes it: that is a change of its elements."""
-    found = merged(tmp_path, BASE, put(0, 10), put(slice(1, 4), 0))
-    assert found.values()[:4] == [10, 0, 0, 0]
-
-
-def test_both_make_it_fill_value(tmp_path):
-    found = merged(tmp_path, BASE, put(slice(0, 2), 0), put(slice(2, 4), 0))
-    assert found.plan.deleted == ["x/c/0"]
-    assert found.values() == [0, 0, 0, 0, 4, 5, 6, 7]
-
-
 def test_attributes_key_by_key(tmp_path):
     base = all_of(BASE, attributes(units="K", nested={"a": 1, "b": 2}, gone=1))
 
@@ -171,11 +145,6 @@ def test_growth_attributes_and_chunks(tmp_path):
     found = merged(tmp_path, BASE, all_of(append([8, 9]), put(0, 10)), all_of(attributes(units="K"), put(5, 15)))
     assert found.values() == [10, 1, 2, 3, 4, 15, 6, 7, 8, 9]
     assert found.array().attrs["units"] == "K"
-
-
-def test_equal_growth(tmp_path):
-    found = merged(tmp_path, BASE, all_of(resize(12), put(8, 1)), all_of(resize(12), put(11, 2)))
-    assert found.values() == [*range(8), 1, 0, 0, 2]
 
 
 def test_both_have_appended(tmp_path):
@@ -235,10 +204,6 @@ def test_a_group_that_was_deleted_with_something_new_below(tmp_path):
     assert found.values("g/x") == found.values("g/y") == list(range(8))
 
 
-def test_deleted_by_both(tmp_path):
-    assert merged(tmp_path, BASE, delete(), delete()).plan.is_empty
-
-
 def test_deleted_by_theirs(tmp_path):
     found = merged(tmp_path, BASE, create(path="y"), delete())
     assert (found.plan.deleted_below, found.plan.deleted) == (["x"], [])
@@ -272,12 +237,6 @@ def test_format_2(tmp_path):
     )
     assert found.values() == [10, 11, *range(2, 9)]
     assert dict(found.array().attrs) == {"a": 1, "b": 2}
-
-
-def test_shards(tmp_path):
-    base = all_of(root, create(16, shards=(8,)))
-    found = merged(tmp_path, base, put(0, 10), put(7, 17))
-    assert found.values()[:8] == [10, 1, 2, 3, 4, 5, 6, 17]
 
 
 # --- both have appended

@@ -371,6 +371,7 @@ class Upkeep(History):
         damaged = Path(self.folder.name, "damaged.tx")
         shutil.copytree(self.copy, damaged)
         files = sorted(path for path in damaged.rglob("*") if path.is_file() and path.stat().st_size)
+        files.remove(damaged / "format.json")  # without it a repository can't be opened: the command repairs it
         path = files[file % len(files)]
         content = bytearray(path.read_bytes())
         content[at % len(content)] ^= flip

@@ -3,8 +3,6 @@
 import asyncio
 import os
 import threading
-import time
-from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from itertools import pairwise
 from pathlib import Path
@@ -22,7 +20,7 @@ from txstore.format.encoding import crc32c
 from txstore.format.packfile import PackName
 from txstore.segments import ranged_packs
 from txstore.segments.packs import MissingPackError
-from txstore.segments.range_planning import GAP, RANGE, WINDOW_LARGEST, WINDOW_SMALLEST, ReadAhead, cut
+from txstore.segments.range_planning import RANGE, WINDOW_LARGEST, WINDOW_SMALLEST, ReadAhead
 from txstore.segments.ranged_packs import RemotePacks
 from txstore.storage.kept import CacheDirectory, PackCache, PieceMemory
 
@@ -39,12 +37,6 @@ def one_batch(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 # --- what a range takes
-def test_a_value_is_one_request_and_none_the_second_time(objects: FakeObjects) -> None:
-    values = Values(objects, 10, 5000)
-    assert objects.requests == []
-    values.view(3)
-    values.view(3)
-    assert objects.requests == [values.range(3)]
 
 
 def test_of_a_part_only_the_bytes_of_the_slice_are_fetched(objects: FakeObjects) -> None:
@@ -57,13 +49,6 @@ def test_of_a_part_only_the_bytes_of_the_slice_are_fetched(objects: FakeObjects)
     assert bytes(values.pack.part(offset, len(value), slice(10, 20, 3))) == value[10:20:3]
     assert bytes(values.pack.part(offset, len(value), slice(None, None, -1))) == value[::-1]
     assert values.pack.part(offset, len(value), slice(None)) == value
-
-
-def test_empty_values_are_no_request(objects: FakeObjects) -> None:
-    values = Values(objects, 1, 0)
-    assert values.view(0) == b""
-    assert values.pack.part(values.offsets[0], 0, slice(None)) == b""
-    assert objects.requests == []
 
 
 def test_a_large_value_is_fetched_in_parallel_and_not_kept_in_memory(objects: FakeObjects) -> None:
@@ -132,17 +117,6 @@ def test_a_view_of_a_large_piece_does_not_keep_it_in_memory(objects: FakeObjects
     assert all(memoryview(view.obj).nbytes < 2 * len(view) for view in views)
 
 
-def test_the_size_is_asked_for_once(objects: FakeObjects) -> None:
-    values = Values(objects, 2, 100)
-    assert [values.pack.size, values.pack.size] == [len(values.content)] * 2
-    assert len(objects.requests) == 1
-    values = Values(objects, 1, 100, seed=2)
-    objects.clear()
-    assert values.pack.section(values.offsets[0], 1000) == values.values[0]  # a short answer says where it ends
-    assert values.pack.size == len(values.content)
-    assert len(objects.requests) == 1
-
-
 # --- reading ahead
 def test_values_in_a_row_take_about_ten_requests(objects: FakeObjects) -> None:
     values = Values(objects, 512, 16 << 10)
@@ -150,46 +124,6 @@ def test_values_in_a_row_take_about_ten_requests(objects: FakeObjects) -> None:
         values.view(i)
     assert len(objects.requests) <= 10
     assert sum(length for *_, length in objects.requests) < len(values.content) + WINDOW_LARGEST
-
-
-@pytest.mark.usefixtures("one_batch")
-def test_values_in_a_row_ten_at_a_time_take_about_ten_requests(objects: FakeObjects) -> None:
-    values = Values(objects, 512, 16 << 10)
-    reader = values.pack.reader
-    done: list[int] = []
-
-    def work(i: int) -> None:
-        values.view(i)
-        done.append(i)
-
-    def first_waits(count: int) -> Callable[[str], None]:
-        """Until all other threads wait for it, or have found what they want."""
-        waited: list[str] = []
-
-        def before(path: str) -> None:
-            if not waited:
-                waited.append(path)
-                wait_until(lambda: len(done) + len(reader._waiting) + 1 >= count)
-
-        return before
-
-    with ThreadPoolExecutor(10) as pool:
-        for first in range(0, 512, 10):
-            chosen = list(range(first, min(first + 10, 512)))
-            Random(first).shuffle(chosen)
-            done.clear()
-            objects.before = first_waits(len(chosen))
-            list(pool.map(work, chosen))
-    assert len(objects.requests) <= 14
-    assert sum(length for *_, length in objects.requests) < len(values.content) + WINDOW_LARGEST
-
-
-def test_interleaved_streams_are_read_ahead(objects: FakeObjects) -> None:
-    values = Values(objects, 512, 16 << 10)
-    for i in range(128):
-        for stream in range(4):
-            values.view(128 * stream + i)
-    assert len(objects.requests) <= 4 * 9
 
 
 def test_at_random_nothing_is_fetched_that_was_not_asked_for(objects: FakeObjects) -> None:
@@ -206,79 +140,6 @@ def test_a_value_across_the_end_of_a_window_is_not_fetched_twice(objects: FakeOb
         values.view(i)
     asked = sorted((offset, offset + length) for _, offset, length in objects.requests)
     assert all(before[1] <= after[0] for before, after in pairwise(asked))
-
-
-def test_a_window_that_comes_after_the_cache_was_asked_is_not_fetched_again(objects: FakeObjects) -> None:
-    was_asked = threading.Event()
-
-    class SlowCache(PackCache):
-        before = (0, 0)
-
-        def find_start(self, pack_id: bytes, offset: int, length: int) -> list[memoryview]:
-            found = super().find_start(pack_id, offset, length)
-            # The reader asks for the whole first, then for its beginning. In the second half only the value that goes
-            # on in the window is missing.
-            if self.before == (offset, length) and offset > 2_500_000:
-                was_asked.set()
-                time.sleep(0.05)  # the window comes meanwhile
-            self.before = offset, length
-            return found
-
-    def waits_in_the_background(path: str) -> None:
-        if threading.current_thread() is not threading.main_thread():
-            assert was_asked.wait(TIMEOUT)
-
-    values = Values(objects, 100, 50_000, cache=SlowCache(memory=PieceMemory(64 << 20)))
-    objects.before = waits_in_the_background
-    for i in range(95):
-        values.view(i)
-    ranges = sorted((offset, offset + length) for _, offset, length in objects.requests)
-    assert all(before[1] <= after[0] for before, after in pairwise(ranges))
-
-
-def test_nothing_is_read_ahead_of_the_end_of_a_pack_once_it_is_known(objects: FakeObjects) -> None:
-    values = Values(objects, 40, 16 << 10)
-    assert values.pack.size == len(values.content)
-    for i in range(40):
-        values.view(i)
-    assert all(offset + length <= len(values.content) for _, offset, length in objects.requests[1:])
-    assert len(objects.requests) <= 8
-
-
-def test_neighbours_are_joined_and_long_ranges_cut() -> None:
-    ahead = ReadAhead()
-    assert ahead.plan([(1000, 2000), (0, 100)], None) == [(0, 2000)]
-    far = 10 << 20
-    assert ahead.plan([(far, far + 10), (far + 10 + GAP, far + GAP + 30)], None) == [(far, far + GAP + 30)]
-    far = 20 << 20
-    apart = [(far, far + 10), (far + 11 + GAP, far + GAP + 30)]
-    assert ahead.plan(apart, None) == apart
-    far = 40 << 20
-    assert ahead.plan([(far, far + RANGE + 1)], None) == [(far, far + RANGE + 1)]
-    assert list(cut(far, far + RANGE + 1)) == [(far, far + RANGE), (far + RANGE, far + RANGE + 1)]
-    assert ahead.plan([(1 << 40, (1 << 40) + 9), (1 << 40, (1 << 40) + 5)], None) == [(1 << 40, (1 << 40) + 9)]
-
-
-def test_windows_double_up_to_the_largest() -> None:
-    ahead, position, lengths = ReadAhead(), 0, []
-    for _ in range(12):
-        [(begin, end)] = ahead.plan([(position, position + 1000)], None)
-        assert begin == position
-        lengths.append(end - begin)
-        position = end
-    doubled = [WINDOW_SMALLEST << i for i in range(20) if WINDOW_SMALLEST << i <= WINDOW_LARGEST]
-    assert lengths == ([1000, 1000, *doubled] + [WINDOW_LARGEST] * 10)[:12]
-
-
-def test_a_stream_under_way_may_leave_gaps() -> None:
-    """As threads do, which take neighbours in any order: what was left out comes next."""
-    ahead, end = ReadAhead(), 0
-    for _ in range(3):
-        [(_, end)] = ahead.plan([(end, end + 1000)], None)
-    assert ahead.plan([(end + GAP // 2, end + GAP // 2 + 1000)], None) == [(end, end + 2 * WINDOW_SMALLEST)]
-    end += 2 * WINDOW_SMALLEST
-    begin = end + GAP + 1
-    assert ahead.plan([(begin, begin + 1000)], None) == [(begin, begin + 1000)]
 
 
 def test_what_is_planned_never_overlaps_and_holds_what_is_wanted() -> None:
@@ -303,45 +164,6 @@ def test_what_is_planned_never_overlaps_and_holds_what_is_wanted() -> None:
 
 
 # --- threads
-@pytest.mark.usefixtures("one_batch")
-def test_threads_that_wait_share_the_next_requests(objects: FakeObjects) -> None:
-    values = Values(objects, 200, 16 << 10)
-    gate = Gate()
-    objects.before = gate
-    chosen = [20, 22, 21, 100, 24, 150, 101]
-    with ThreadPoolExecutor(8) as pool:
-        first = pool.submit(values.view, 0)
-        assert gate.reached.wait(TIMEOUT)
-        others = [pool.submit(values.view, i) for i in chosen]
-        wait_until(lambda: len(values.pack.reader._waiting) == len(chosen))
-        assert len(objects.requests) == 1
-        gate.open()
-        for one in [first, *others]:
-            one.result(TIMEOUT)
-    together = [(values.offsets[low], values.offsets[high] + (16 << 10)) for low, high in [(20, 24), (100, 101)]]
-    [_, call] = objects.calls
-    ends = [(offset, offset + length) for offset, length in call]
-    assert len(ends) == 3
-    assert ends[0][0] == together[0][0]
-    assert ends[0][1] >= together[0][1]
-    assert ends[1] == together[1]
-
-
-def test_a_few_batches_are_under_way_at_once(objects: FakeObjects) -> None:
-    values = Values(objects, 100, 1000)
-    gate = Gate()
-    objects.before = gate
-    with ThreadPoolExecutor(20) as pool:
-        found = [pool.submit(values.view, i) for i in range(0, 100, 10)]
-        found += [pool.submit(values.view, i) for i in range(5, 100, 10)]
-        wait_until(lambda: len(objects.calls) == ranged_packs.UNDER_WAY)
-        wait_until(lambda: len(values.pack.reader._waiting) == len(found) - ranged_packs.UNDER_WAY)
-        gate.open()
-        for one in found:
-            one.result(TIMEOUT)
-    assert len(objects.calls) == ranged_packs.UNDER_WAY + 1  # the others together
-    assert not values.pack.reader._under_way
-    assert not values.pack.reader._fetches
 
 
 @pytest.fixture
@@ -389,26 +211,6 @@ def test_who_has_waited_for_what_failed_asks_for_it_itself(objects: FakeObjects,
         with pytest.raises(TimeoutError):
             first.result(TIMEOUT)
         assert second.result(TIMEOUT) == values.values[3]
-
-
-def test_the_next_window_is_fetched_in_the_background(objects: FakeObjects) -> None:
-    values = Values(objects, 2048, 16 << 10)
-    reader = values.pack.reader
-    read = 0
-    while reader._ahead._due == (0, 0):
-        values.view(read)
-        read += 1
-    requests, (_, end) = len(objects.requests), reader._ahead._due
-    values.view(read)
-    assert reader._ahead._due[0] == end
-    wait_until(lambda: not reader._fetches)
-    assert [(offset, length) for _, offset, length in objects.requests[requests:]] == [
-        (end, reader._ahead._due[1] - end)
-    ]
-    while values.offsets[read] < end:
-        values.view(read)
-        read += 1
-    assert len(objects.requests) == requests + 1  # once for each window
 
 
 def test_threads_read_what_was_written(objects: FakeObjects) -> None:
@@ -543,16 +345,6 @@ async def value_of(values: Values, i: int) -> bytes | None:
     return None if found is None else bytes(found[0])
 
 
-async def test_few_values_are_awaited_and_kept(awaited: FakeObjects) -> None:
-    values = Values(awaited, 300, 5000)
-    ranges = [(values.offsets[i], 5000) for i in (3, 100, 250)]
-    assert await values.pack.reader.try_ranges(ranges) == [values.values[i] for i in (3, 100, 250)]
-    assert sorted(awaited.requests) == [values.range(i) for i in (3, 100, 250)]
-    assert await value_of(values, 100) == values.view(100)
-    assert len(awaited.requests) == 3
-    assert not values.pack.reader._fetches
-
-
 async def test_what_a_thread_or_a_coroutine_has_under_way_is_awaited(awaited: FakeObjects) -> None:
     for with_thread in (True, False):
         values = Values(awaited, 10, 1000)
@@ -567,19 +359,6 @@ async def test_what_a_thread_or_a_coroutine_has_under_way_is_awaited(awaited: Fa
         gate.open()
         assert [await first, await second] == [values.values[3]] * 2
         assert len(awaited.requests) == 1
-
-
-async def test_a_thread_waits_for_what_a_coroutine_has_under_way(awaited, waits, monkeypatch):
-    monkeypatch.setattr(ranged_packs, "PATIENCE", TIMEOUT)
-    values = Values(awaited, 10, 1000)
-    awaited.before = gate = Gate()
-    first = asyncio.create_task(value_of(values, 3))
-    assert await asyncio.to_thread(gate.reached.wait, TIMEOUT)
-    second = asyncio.create_task(asyncio.to_thread(values.view, 3))
-    await asyncio.to_thread(wait_until, lambda: len(waits) == 1)
-    gate.open()
-    assert [await first, await second] == [values.values[3]] * 2
-    assert len(awaited.requests) == 1
 
 
 def test_nobody_waits_for_ever_for_a_loop_that_was_stopped(objects, monkeypatch):
@@ -626,26 +405,6 @@ async def test_what_fails_or_is_too_much_is_left_to_threads(awaited, monkeypatch
     assert await value_of(values, 3) == values.values[3]  # at hand
     awaited.try_range = None
     assert await value_of(values, 5) is None
-
-
-async def test_who_has_waited_for_what_failed_is_left_to_a_thread(awaited: FakeObjects) -> None:
-    values = Values(awaited, 10, 1000)
-    gate = Gate()
-
-    def fail(path: str) -> None:
-        gate(path)
-        if len(awaited.calls) == 1:
-            raise TimeoutError(110, "the store does not answer", path)
-
-    awaited.before = fail
-    first = asyncio.create_task(value_of(values, 3))
-    assert await asyncio.to_thread(gate.reached.wait, TIMEOUT)
-    second = asyncio.create_task(value_of(values, 3))
-    await asyncio.sleep(0)
-    gate.open()
-    assert [await first, await second] == [None, None]
-    assert await asyncio.to_thread(values.view, 3) == values.values[3]
-    assert len(awaited.calls) == 2
 
 
 def test_a_coroutine_that_is_dropped_ends_its_fetch_in_any_thread(objects: FakeObjects) -> None:
@@ -755,18 +514,6 @@ def test_no_part_is_read_of_another_pack_in_its_place(objects: FakeObjects) -> N
     assert values.pack.part(values.offsets[0], 1000, slice(10)) == values.values[0][:10]
 
 
-def test_another_pack_in_its_place_is_noticed_where_its_head_is_read(objects: FakeObjects) -> None:
-    values, other = Values(objects, 1, 1000), Values(objects, 1, 1000, seed=2)
-    objects.contents[values.name.path] = other.content
-    with pytest.raises(CorruptionError, match=f"this is pack {other.name.id.hex()}"):
-        values.pack.section(0, 100)
-    objects.contents[values.name.path] = bytes(2000)
-    with pytest.raises(CorruptionError) as raised:
-        values.pack.section(0, 100)
-    assert raised.value.offset == 0
-    assert values.pack.section(0, 10) == bytes(10)  # too short to tell
-
-
 @pytest.mark.parametrize("beyond", [0, 1, 100_000])
 def test_a_value_that_reaches_beyond_the_file_is_an_error(objects: FakeObjects, beyond: int) -> None:
     values = Values(objects, 1, 1000)
@@ -790,14 +537,6 @@ def test_packs_are_forgotten_in_turn(objects: FakeObjects, monkeypatch: pytest.M
         packs.get(name)
     assert len(packs._readers) == 3
     assert packs.get(names[0]).reader is not first
-
-
-def test_reading_needs_no_more_than_bytes(objects: FakeObjects) -> None:
-    """A view is of bytes that nothing else holds: it may be kept, and it can be pickled as bytes."""
-    values = Values(objects, 2, 100)
-    view = values.view(1)
-    objects.contents.clear()
-    assert crc32c(view) == crc32c(values.values[1])
 
 
 @pytest.mark.parametrize("length", [5000, RANGE + 5])

@@ -5,7 +5,6 @@ import os
 import threading
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
-from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
@@ -22,14 +21,13 @@ from txstore.errors import CorruptionError, SnapshotExpiredError
 from txstore.format import packfile
 from txstore.format.commitfile import RunName
 from txstore.format.encoding import crc32c
-from txstore.format.keys import encode_key
 from txstore.format.packfile import PackName
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.segments import ranged_runs
 from txstore.segments import runs as index
 from txstore.segments.packs import Missing, MissingPackError, OpenPack
 from txstore.segments.ranged_packs import PackReader, RemotePacks, open_packs
-from txstore.segments.ranged_runs import TAIL, Filled, LazyRuns, open_run, open_runs
+from txstore.segments.ranged_runs import TAIL, LazyRuns, open_run
 from txstore.segments.runs import Located, OpenRun, Runs
 from txstore.storage.kept import PackCache
 
@@ -206,21 +204,6 @@ def _values(located: Located) -> list[bytes | int]:
     ]
 
 
-def test_filled_says_what_is_missing() -> None:
-    for seed in range(60):
-        source, filled, there = Random(seed), Filled(), set[int]()
-        for _ in range(25):
-            begin = source.randrange(60)
-            end = begin + source.randrange(15)
-            missing = filled.missing(begin, end)
-            assert [i for low, high in missing for i in range(low, high)] == sorted(set(range(begin, end)) - there)
-            assert all(low < high for low, high in missing)
-            assert all(one[1] < two[0] for one, two in pairwise(missing))
-            if source.random() < 0.6:
-                filled.add(begin, end)
-                there |= set(range(begin, end))
-
-
 # --- requests
 class Large:
     """One run of many keys, behind values, in one pack: larger than a tail, its index smaller."""
@@ -260,16 +243,6 @@ def test_a_run_is_opened_with_the_head_of_its_pack_and_looked_up_by_one_request_
     assert 4096 <= large.objects.requests[2][2] < 5000
 
 
-@pytest.mark.parametrize("count", [40_000, 2000])
-def test_what_has_the_tail_at_hand_opens_without_a_request(strict: None, count: int) -> None:
-    large = Large(count)
-    position = max(len(large.content) - TAIL, large.name.offset)
-    large.cache.keep(large.pack.id, position, large.content[position:])
-    runs = large.runs()
-    assert runs.lookup(large.keys[-1]) is not None  # its block is there, too
-    assert large.objects.requests == []
-
-
 def test_an_index_that_is_longer_takes_a_request_more(strict: None, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(ranged_runs, "TAIL", 1000)
     large = Large()
@@ -291,15 +264,6 @@ def test_a_small_run_is_fetched_whole(strict: None) -> None:
     assert len(small.objects.requests) == 1
 
 
-def test_runs_that_are_known_are_not_opened_again(strict: None) -> None:
-    large = Large()
-    runs = large.runs()
-    large.objects.clear()
-    again = LazyRuns([large.name], None, large.packs(), runs.opened())
-    assert again.newer(0).opened() == runs.opened()
-    assert large.objects.requests == []
-
-
 def test_the_runs_of_a_commit_are_opened_at_the_same_time(strict: None) -> None:
     objects = FakeObjects()
     runs = [Large(2000 + seq, objects=objects, seq=seq) for seq in range(1, 5)]
@@ -307,26 +271,6 @@ def test_the_runs_of_a_commit_are_opened_at_the_same_time(strict: None) -> None:
     objects.before = lambda path: barrier.wait(TIMEOUT)
     opened = LazyRuns([each.name for each in reversed(runs)], None, RemotePacks(objects, new_cache()))
     assert len(opened) == len(objects.requests) == 4
-
-
-def test_two_runs_in_one_pack_are_opened_together(strict: None) -> None:
-    one = Large(500)
-    two = index.build([(b"x", packfile.REF_TOMBSTONE, 0, 0, 0, 0)], [])
-    name = index.name_run(two, 1, len(one.content)).inside(one.pack)
-    one.objects.contents[one.pack.path] = one.content + two
-    runs = LazyRuns([name, one.name], None, one.packs())
-    assert len(runs) == 2
-    assert len(one.objects.requests) == 1
-
-
-def test_looking_up_ends_at_the_first_run_that_answers(strict: None) -> None:
-    objects = FakeObjects()
-    old, new = Large(objects=objects, seq=1), Large(objects=objects, seq=2)
-    runs = LazyRuns([new.name, old.name], None, RemotePacks(objects, new_cache()))
-    objects.clear()
-    found = runs.lookup(b"array/c/20000")
-    assert found.run == 0
-    assert [path for path, *_ in objects.requests] == [new.pack.path]
 
 
 def test_looking_up_all_keys_in_order_takes_few_requests(strict: None) -> None:
@@ -426,25 +370,6 @@ def test_damaged_blocks_are_left_to_threads() -> None:
     large.objects.try_range = None
     large.objects.contents[large.pack.path] = large.content
     assert asyncio.run(large.runs().await_located(keys)) is None
-
-
-def test_damage_in_a_cache_is_no_damage_to_a_run() -> None:
-    large = Large()
-    broken = damaged(large.content, large.name.offset + 100, large.name.offset + large.name.length - 100)
-    large.cache.keep(large.pack.id, 0, broken)
-    runs = large.runs()
-    assert runs.lookup(large.keys[0]) is not None
-
-
-@pytest.mark.parametrize("back", [1, 20, 70, 3000])
-@pytest.mark.parametrize("open_it", [open_runs, lambda names, packs: open_run(names[0], packs)])
-def test_a_damaged_index_is_an_error_that_names_the_file(open_it: Callable[..., object], back: int) -> None:
-    large = Large()
-    position = large.name.offset + large.name.length - back
-    large.objects.contents[large.pack.path] = damaged(large.content, position)
-    with pytest.raises(CorruptionError, match="the run can't be opened") as raised:
-        open_it([large.name], large.packs())
-    assert (raised.value.path, raised.value.offset) == (large.pack.path, large.name.offset)
 
 
 def test_a_forged_trailer_is_an_error() -> None:
@@ -593,18 +518,3 @@ def test_what_a_commit_needs_is_known_without_its_blocks(repo: txstore.Repositor
     assert found.run.entries == 20_000
     assert sorted(length for *_, length in remote.objects.requests) == [packfile.HEAD_SIZE, TAIL]
     assert type(open_run(name, open_packs(repo.engine.storage))) is OpenRun
-
-
-def test_the_sizes_of_packs_are_told(repo: txstore.Repository) -> None:
-    fill(repo, 3)
-    packs = Remote(repo).packs
-    for name in {snapshot.pack for snapshot in repo.mapping().run_names}:
-        assert packs.get(name).size == Path(repo.url, name.path).stat().st_size
-        assert open_packs(repo.engine.storage).get(name).size == packs.get(name).size
-
-
-def test_keys_are_looked_up_as_they_are_encoded(repo: txstore.Repository, strict: None) -> None:
-    with repo.begin() as mapping:
-        mapping["é/c/1"] = b"1"
-    snapshot = Remote(repo).newest()
-    assert snapshot.runs.value("é/c/1", encode_key("é/c/1")) == b"1"

@@ -198,20 +198,6 @@ def test_the_empty_run(index: Any) -> None:
     assert index.merge((run,), [[b"p"]]) == data == index.merge((), [])
 
 
-def test_own_run_with_prefixes_and_a_tombstone(index: Any) -> None:
-    data = index.build([value(b"a/b", 5, 6, 7), tombstone(b"a/c")], [b"x/", b"", b"x/"])
-    block = craft_block(craft_entry(0, b"a/b", 0, 0, 5, 6, 7), craft_entry(2, b"c", kind=0))
-    assert data == craft([(b"a/b", block)], [(b"", 0), (b"x/", 0)], entries=2)
-    run = index.Run(data, 9)
-    assert run.prefixes == [(b"", 9), (b"x/", 9)]
-    assert run.max_seq == 9
-    assert run.scan(b"", None, -1) == [(b"a/b", 1, 9, 0, 5, 6, 7), (b"a/c", 0, 9, 0, 0, 0, 0)]
-
-
-def test_a_run_of_nothing_but_a_prefix_has_a_seq(index: Any) -> None:
-    assert index.Run(index.build([], [b"x/"]), 3).max_seq == 3
-
-
 def test_merged_run_names_its_packs_in_order_of_use(index: Any) -> None:
     old = index.Run(index.build([value(b"a", 1), value(b"b", 2), value(b"d", 3)], []), 4)
     new = index.Run(index.build([value(b"b", 8), tombstone(b"c")], [b"z/"]), 5)
@@ -252,92 +238,6 @@ def test_blocks_close_at_4096_bytes_and_every_16th_entry_is_a_restart(index: Any
     assert index.Run(data, 1).blocks == len(blocks) > 5
 
 
-def test_a_million_keys_take_less_than_26_bytes_each(index: Any) -> None:
-    n = 20_000 if index.IMPLEMENTATION == "python" else 200_000
-    keys = sorted(b"position/c/%d" % i for i in range(1_000_000 - n, 1_000_000))
-    offsets = random.Random(1).sample(range(1_000_000), n)
-    data = index.build((value(k, o * 16384, 16384, o) for k, o in zip(keys, offsets, strict=True)), [])
-    assert len(data) / n < 26
-
-
-# --- looking up
-def test_lookup_finds_every_key_and_no_other(index: Any) -> None:
-    keys = numbered(5000, 2)
-    run = index.Run(index.build([value(key, i, i + 1, i + 2) for i, key in enumerate(keys)], []), 6)
-    assert run.blocks > 5
-    assert run.entries == 2500
-    for i, key in enumerate(keys):
-        assert index.lookup((run,), key) == (0, 1, 6, 0, i, i + 1, i + 2)
-        assert index.lookup((run,), key + b"x") is None
-    for absent in (b"", b"a", b"position/c/1", b"z", b"position/c", b"z" * 5000):
-        assert index.lookup((run,), absent) is None
-
-
-def test_the_newest_run_wins(index: Any) -> None:
-    runs = (run_of(index, 3, [b"b"], offset=3), run_of(index, 2, [b"a", b"b"], offset=2), run_of(index, 1, [b"c"]))
-    assert index.lookup(runs, b"a") == (1, 1, 2, 0, 2, 1, 0)
-    assert index.lookup(runs, b"b") == (0, 1, 3, 0, 3, 1, 0)
-    assert index.lookup(runs, b"c") == (2, 1, 1, 0, 0, 1, 0)
-    assert [(key, i) for key, i, *_ in index.scan(runs, b"", None, -1)] == [(b"a", 1), (b"b", 0), (b"c", 2)]
-
-
-def test_a_tombstone_hides_older_runs(index: Any) -> None:
-    runs = (index.Run(index.build([tombstone(b"a")], []), 2), run_of(index, 1, [b"a"]))
-    assert index.lookup(runs, b"a") == (0, 0, 2, 0, 0, 0, 0)
-    assert index.scan(runs, b"", None, -1) == []
-
-
-def test_a_ref_to_a_file_outside_is_a_ref(index: Any) -> None:
-    runs = (
-        index.Run(index.build([(b"a", 3, 64, 9, 77, 1), (b"b", 0, 0, 0, 0)], [], [b"p"]), 2),
-        index.Run(index.build([(b"b", 3, 8, 1, 5), (b"c", 3, 8, 1, 5)], []), 1),
-    )
-    assert index.lookup(runs, b"a") == (0, 3, 2, 1, 64, 9, 77)
-    assert index.lookup(runs, b"b") == (0, 0, 2, 0, 0, 0, 0)
-    merged = index.Run(index.merge(runs, [[b"x", b"p"], [b"y"]]), 0)
-    assert merged.packs == [b"p", b"y"]
-    assert index.scan((merged,), b"", None, -1) == [(b"a", 0, 3, 2, 1, 64, 9, 77), (b"c", 0, 3, 1, 2, 8, 1, 5)]
-    for kind in (2, 4, 259):
-        with pytest.raises(ValueError, match=f"unknown ref kind {kind}"):
-            index.build([(b"a", kind, 0, 0, 0)], [])
-
-
-def test_a_prefix_hides_older_runs_but_not_its_own_or_newer_ones(index: Any) -> None:
-    runs = (
-        run_of(index, 4, [b"g/new"]),
-        run_of(index, 3, [b"g/same"], [b"g/", b"g/h/"]),
-        run_of(index, 2, [b"g", b"g/h/i", b"g/old", b"g0", b"ga/x"]),
-    )
-    assert index.lookup(runs, b"g/new")[0] == 0
-    assert index.lookup(runs, b"g/same")[0] == 1
-    for hidden in (b"g/old", b"g/h/i", b"g/never"):
-        assert index.lookup(runs, hidden) == (1, 4, 3, 0, 0, 0, 0)
-    assert [key for key, *_ in index.scan(runs, b"", None, -1)] == [b"g", b"g/new", b"g/same", b"g0", b"ga/x"]
-    assert [key for key, *_ in index.scan(runs, b"g/o", b"ga", -1)] == [b"g/same", b"g0"]
-
-
-def test_the_empty_prefix_hides_everything_older(index: Any) -> None:
-    runs = (run_of(index, 2, [b"b"], [b""]), run_of(index, 1, [b"a", b"b", b"c"]))
-    assert index.lookup(runs, b"a") == (0, 4, 2, 0, 0, 0, 0)
-    assert [key for key, *_ in index.scan(runs, b"", None, -1)] == [b"b"]
-
-
-def test_of_covering_prefixes_lookup_tells_the_highest_seq(index: Any) -> None:
-    newest = index.Run(index.build([], [b"a/b/"]), 8)
-    older = index.Run(index.build([], [b"a/"]), 5)
-    for runs in ((newest, older), (older, newest)):  # merge keeps both; the seqs differ then
-        merged = index.Run(index.merge(runs, [[b"x"], [b"y"]]), 0)
-        assert merged.prefixes == [(b"a/", 5), (b"a/b/", 8)]
-        assert index.lookup((merged,), b"a/b/c") == (0, 4, 8, 0, 0, 0, 0)
-        assert index.lookup((merged,), b"a/c") == (0, 4, 5, 0, 0, 0, 0)
-        assert index.lookup((merged,), b"a") is None
-
-
-def test_no_runs(index: Any) -> None:
-    assert index.lookup((), b"a") is None
-    assert index.scan((), b"", None, -1) == []
-
-
 # --- scanning
 def test_scan_bounds_and_limit(index: Any) -> None:
     keys = numbered(2000)
@@ -359,17 +259,6 @@ def corrupted(data: bytes, block: int) -> bytes:
     broken = bytearray(data)
     broken[offset + 2] ^= 1
     return bytes(broken)
-
-
-def test_scan_seeks_past_what_a_prefix_hides(index: Any) -> None:
-    old = index.build([value(b"a/%06d" % i) for i in range(3000)] + [value(b"b")], [])
-    assert index.Run(old, 1).blocks > 4
-    broken = index.Run(corrupted(corrupted(old, 1), 2), 1)  # to walk these blocks is to fail
-    with pytest.raises(ValueError, match=r"^block at "):
-        index.scan((broken,), b"", None, -1)
-    runs = (index.Run(index.build([], [b"a/"]), 2), broken)
-    assert [key for key, *_ in index.scan(runs, b"", None, -1)] == [b"b"]
-    assert index.Run(index.merge(runs, [[b"x"], [b"y"]]), 0).entries == 1
 
 
 def test_since_leaves_out_old_entries_and_does_not_read_old_blocks(index: Any) -> None:
@@ -429,11 +318,6 @@ def test_a_window_is_the_blocks_from_where_a_key_may_be(index: Any) -> None:
     assert run.window(b"", 1) == run.window(b"k", 1) == (0, blocks[0][1], blocks[1][2])
     assert run.window(b"", 2**64 - 1) == (0, blocks[-1][1], None)
     assert run.window(b"l", 2**63) == (*blocks[-1][:2], None)
-
-
-def test_a_window_of_a_run_without_blocks_is_empty(index: Any) -> None:
-    run = index.Run(index.build([], [b"a/"]), 1)
-    assert [run.window(key, n, since) for key in (b"", b"a") for n in (0, 9) for since in (0, 1)] == [(0, 0, None)] * 8
 
 
 def test_a_window_since_passes_over_blocks_that_hold_nothing_newer(index: Any) -> None:
@@ -548,32 +432,6 @@ def test_build_needs_little_more_than_its_output(index: Any) -> None:
     finally:
         tracemalloc.stop()
     assert peak < 1.3 * len(data) + 2_000_000
-
-
-def test_merge_maps_the_packs_of_merged_runs(index: Any) -> None:
-    a, b, c = (run_of(index, seq, [key], offset=seq) for seq, key in ((1, b"a"), (2, b"b"), (3, b"c")))
-    ab = index.Run(index.merge((b, a), [[b"B"], [b"A"]]), 0)
-    assert ab.packs == [b"A", b"B"]
-    abc = index.Run(index.merge((c, ab), [[b"C"], [b"AB", *ab.packs]]), 0)
-    assert abc.packs == [b"A", b"B", b"C"]  # "AB" holds the run, but none of the values
-    assert [entry[2:5] for entry in abc.scan(b"", None, -1)] == [(1, 1, 1), (2, 2, 2), (3, 3, 3)]
-    same = index.Run(index.merge((c, ab), [[b"A"], [b"AB", *ab.packs]]), 0)
-    assert same.packs == [b"A", b"B"]  # equal pack entries are one
-
-
-def test_merge_drops_what_newer_prefixes_hide_and_keeps_the_prefixes(index: Any) -> None:
-    runs = (
-        index.Run(index.build([value(b"g/own")], [b"g/", b"h/"]), 5),
-        index.Run(index.build([value(b"g/a"), tombstone(b"g/b"), value(b"i")], [b"g/", b"g/z/"]), 4),
-        index.Run(index.build([value(b"g/z/1"), tombstone(b"j")], []), 3),
-    )
-    merged = index.Run(index.merge(runs, [[b"1"], [b"2"], [b"3"]]), 0)
-    merged.verify()
-    assert [(key, kind, seq) for key, kind, seq, *_ in merged.scan(b"", None, -1)] == [
-        (b"g/own", 1, 5), (b"i", 1, 4), (b"j", 0, 3),
-    ]  # fmt: skip
-    assert merged.prefixes == [(b"g/", 5), (b"g/z/", 4), (b"h/", 5)]
-    assert merged.packs == [b"1", b"2"]
 
 
 def test_merge_refuses(index: Any) -> None:
@@ -781,12 +639,6 @@ def test_a_seek_that_a_lying_index_misleads_ends(index: Any) -> None:
         index.scan(runs, b"", None, -1)
 
 
-def test_verify_accepts_what_is_right(index: Any) -> None:
-    index.Run(craft(ALL, entries=2), 1).verify()
-    index.Run(one(craft_block(*SEVENTEEN, restarts=(0, FIRST_16)), b"00", entries=17), 1).verify()
-    run_of(index, 1, numbered(5000), [b"x/"]).verify()
-
-
 def test_a_run_unfolds_to_16_times_its_length_at_most(index: Any) -> None:
     """A few bytes stood for a key of 4,096, a thousand times: now only up to the next restart point."""
     longest = craft_entry(0, b"k" * 4081, kind=0)
@@ -800,17 +652,6 @@ def test_a_run_unfolds_to_16_times_its_length_at_most(index: Any) -> None:
         index.Run(one(more, b"k" * 4081, entries=17), 1).scan(b"", None, -1)
     whole = craft_block(longest, *chain, craft_entry(0, b"l", kind=0))  # no restart point: only verify minds
     assert len(index.Run(one(whole, b"k" * 4081, entries=17), 1).scan(b"", None, -1)) == 17
-
-
-def test_no_reader_takes_a_flipped_bit_for_data(index: Any) -> None:
-    data = index.build([value(key, 7) for key in numbered(40)], [b"x/"])
-    right = index.Run(data, 1).scan(b"", None, -1)
-    for position in range(len(data)):
-        broken = bytearray(data)
-        broken[position] ^= 1 << position % 8
-        with pytest.raises(ValueError):
-            index.Run(bytes(broken), 1).scan(b"", None, -1)
-    assert index.Run(data, 1).scan(b"", None, -1) == right
 
 
 def observe(index: Any, data: bytes, probes: list[bytes]) -> list[Any]:

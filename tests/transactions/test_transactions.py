@@ -119,15 +119,6 @@ def test_run_goes_on_for_a_while(repo: txstore.Repository, monkeypatch: pytest.M
     assert len(runs) == 1 + repository._LEAST_RETRIES
 
 
-def test_three_appends_in_one_session_are_all_there(repo: txstore.Repository) -> None:
-    commit(repo, create())
-    store = txstore.TxStore(repo)
-    for row in (5, 6, 7):
-        zarr.open_group(store)["x"].append(np.array([row], "i4"))
-    store.commit()
-    assert values(repo) == [1] * 8 + [5, 6, 7]
-
-
 def test_one_object_appends_over_three_commits(repo: txstore.Repository) -> None:
     commit(repo, create())
     store = txstore.TxStore(repo)
@@ -135,13 +126,6 @@ def test_one_object_appends_over_three_commits(repo: txstore.Repository) -> None
     for row in (5, 6, 7):
         z.append(np.array([row], "i4"))
         store.commit()
-    assert values(repo) == [1] * 8 + [5, 6, 7]
-
-
-def test_three_appends_in_three_transactions_are_all_there(repo: txstore.Repository) -> None:
-    commit(repo, create())
-    for row in (5, 6, 7):
-        commit(repo, append(row))
     assert values(repo) == [1] * 8 + [5, 6, 7]
 
 
