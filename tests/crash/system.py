@@ -522,6 +522,7 @@ def simulated() -> Iterator[System]:
         mock.patch.object(kernel_locks, "fcntl", _Fcntl()),
         mock.patch.object(kernel_locks.ByteLocks, "holders", return_value=[]),  # for people, too
         mock.patch.object(commit_lock, "fcntl", _Fcntl()),
+        mock.patch.object(commit_lock, "os", _os),
         mock.patch.object(commit_lock, "_tell"),  # who has the turn: for people, and for as long as it lasts
         mock.patch.object(commit_lock, "about", return_value=b"{}"),
         mock.patch.object(os, "urandom", SYSTEM.randbytes),

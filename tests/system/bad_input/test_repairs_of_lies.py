@@ -44,4 +44,4 @@ def test_a_repair_comes_to_its_end(forged, lie, damage):
     content[at] ^= 0x55
     head.write_bytes(content)
     report = txstore.Repository(path).verify(repair=True)
-    assert report.faults
+    assert report.faults if damage == "frame" else report.repairs  # the commit is moved away
