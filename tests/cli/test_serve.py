@@ -6,6 +6,7 @@ import signal
 import stat
 import subprocess
 import sys
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -79,5 +80,8 @@ def test_no_signal_leaves_the_file_of_the_browser(url: str, tmp_path: Path, endi
     with subprocess.Popen(command, env=environment, stdout=subprocess.DEVNULL) as process:
         wait_until(opened.exists)
         assert [f"file://{path}" for path in temporary.glob("*.html")] == opened.read_text().split()
-        process.send_signal(ending)
+        while process.poll() is None:  # Python drops an exception that comes while an object is being deleted
+            process.send_signal(ending)
+            with suppress(subprocess.TimeoutExpired):
+                process.wait(20)
     assert list(temporary.glob("*.html")) == []

@@ -15,7 +15,7 @@ from zarr.core.buffer import default_buffer_prototype
 
 import txstore
 from tests.tools.arrays import append, array, both, commit, create, delete, group, put, values
-from tests.tools.members import Member, get, join_in_this_process, members, remove, seal
+from tests.tools.members import Member, get, join_in_this_process, members, seal
 from tests.tools.members import put as put_key
 from tests.tools.steps import forked, status_of
 from txstore import ConflictError, TransactionStateError
@@ -344,7 +344,7 @@ def test_what_siblings_have_staged_is_not_of_the_base(repo: txstore.Repository) 
     with members(store, 1, joined=False) as (member,):
         assert member.do(get, "d/mine") == b"1"
         assert member.do(get, "a") == b"base!"
-        member.do(remove, "d/x")
+        member.do(TxStore.__delitem__, "d/x")
         member.leave()
     change(repo, "b")
     assert conflicts(store) == ()
