@@ -122,8 +122,13 @@ def test_what_xarray_takes_for_missing_stays_missing(with_root: txstore.Reposito
 def test_xarray_opens_what_has_a_fill_value(
     with_root: txstore.Repository, tmp_path: Path, values: list[Any], fill: Any
 ) -> None:
-    """It has words for that of complex numbers, and none for that of texts."""
-    xr = pytest.importorskip("xarray")
+    """It has words for that of complex numbers, in newer versions, and none for that of texts."""
+    xr, zarr_backend = pytest.importorskip("xarray"), pytest.importorskip("xarray.backends.zarr")
+    if isinstance(fill, complex):
+        try:
+            zarr_backend.FillValueCoder.encode(fill, np.dtype("c16"))
+        except ValueError as error:
+            pytest.skip(f"this xarray has none: {error}")
     group = zarr.create_group(tmp_path / "plain.zarr", zarr_format=2)
     group.create_array("x", data=np.array(values), fill_value=fill, attributes={"_ARRAY_DIMENSIONS": ["n"]})
     with_root.import_from(tmp_path / "plain.zarr", "deep/plain")
