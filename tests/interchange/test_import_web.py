@@ -13,7 +13,7 @@ import time
 import tracemalloc
 import zipfile
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from http.server import SimpleHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
@@ -362,7 +362,9 @@ def test_a_file_of_an_archive_that_is_longer_than_it_says(
     tracemalloc.start()
     try:
         with open(tmp_path / "a.zip", "rb") as file:
-            stores = zarr.storage.ZipStore(tmp_path / "a.zip"), zarr.storage.ZipStore(file)
+            stores = [zarr.storage.ZipStore(tmp_path / "a.zip")]
+            with suppress(AssertionError):  # zarr 3.1.6 takes no files
+                stores.append(zarr.storage.ZipStore(file))
             for source, concat in itertools.product((f"zip::{tmp_path}/a.zip", *stores), (None, "n")):
                 with pytest.raises((txstore.SourceError, zipfile.BadZipFile)):
                     repo.import_from(source, concat=concat)
