@@ -2,14 +2,19 @@
 
 import os
 import random
+import threading
+import time
+import uuid
 from collections.abc import Callable
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 import txstore
-from tests.tools.inside import branch_id
+from tests.tools.inside import branch_id, objects_of
+from tests.tools.upkeep import below
 from tests.tools.waiting import wait_until
 from tests.tools.workers import QUICK, Worker, ended
 from txstore import Repository
@@ -187,3 +192,24 @@ def test_beside_all_of_them(filled: Repository, tmp_path: Path, is_killed: bool)
             other.result()
     assert leaks(filled) == []
     assert all(erasure.finished is not None for erasure in filled.erasures())
+
+
+def test_a_head_cache_that_a_process_writes_late_has_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On an object store it holds the end of a commit file, and is written up to a second after the commit."""
+    url = f"memory://{uuid.uuid4()}/data.tx"
+    writer = txstore.Repository(url)
+    for number in range(2):  # the head cache of the second one waits
+        change(writer, {"s/c/0": SECRET + b"%d" % number})
+    late = [each for each in threading.enumerate() if each.name == "txstore head cache"]
+
+    def sleep(seconds: float) -> None:
+        for each in late if seconds > 1 else ():
+            each.join(60)
+
+    names = {name: getattr(time, name) for name in ("monotonic", "time", "time_ns")}
+    monkeypatch.setattr(erasing, "time", SimpleNamespace(sleep=sleep, **names))
+    txstore.Repository(url).erase("s")
+    objects, end = objects_of(writer), time.monotonic() + 1.5
+    while time.monotonic() < end:  # the head cache of the erasure's own commit replaces it soon
+        assert [path for path, _ in below(objects) if SECRET[:100] in bytes(objects.get(path))] == []
+        time.sleep(0.005)

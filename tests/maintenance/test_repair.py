@@ -482,3 +482,21 @@ def test_a_head_cache_of_another_commit_in_a_version_does_no_harm_to_the_one_tha
     (path / names.head_cache_path(MAIN)).write_bytes(head_cache.encode())
     repaired(path)
     assert commit_file(path, LAST).read_bytes() == whole
+
+
+def test_the_head_of_a_file_that_has_expired_and_is_read_by_a_tagged_commit(repo):
+    """Readers refused the file, and no check looked at its head."""
+    for number in range(4):
+        with repo.begin() as tx:
+            tx[f"k{number}"] = b"value"
+        if number == 1:
+            repo.tags["v1"] = repo.head()
+    repo.vacuum(keep=1)
+    path = Path(repo.url, "commits/main/0000000000")
+    content = bytearray(path.read_bytes())
+    content[0] ^= 0xFF
+    path.write_bytes(content)
+    damaged = txstore.Repository(repo.url)
+    assert [(fault.part, fault.path) for fault in damaged.verify().faults] == [("head", "commits/main/0000000000")]
+    assert damaged.verify(repair=True).ok
+    assert damaged.mapping(at="v1")["k0"] == b"value"

@@ -31,6 +31,8 @@ from txstore.storage.request_threads import REQUESTS, executor
 TAIL = 64 << 10
 #: Seconds between two head caches of one process.
 HEAD_CACHE_PERIOD = 1.0
+#: Seconds after a commit after which its process has written its head cache, or will not.
+HEAD_CACHES_WRITTEN = 2.0
 #: Seconds that an ending process waits for its last head cache.
 EXIT_SECONDS = 2.0
 #: Seconds for which a process relies on a head that it has read. Creating the version shows whether it is still the

@@ -235,7 +235,7 @@ def check_frames(
         shown = None if key is None else key.decode(errors="backslashreplace")
         checked.faults.append(Fault(name.path, reason, offset, shown, part))
 
-    reason = _fault_of_head(bytes(window.at(0, packfile.HEAD_SIZE)), name, repository_id)
+    reason = fault_of_head(bytes(window.at(0, packfile.HEAD_SIZE)), name, repository_id)
     if reason:
         note(0, "head", reason)
     for position, frame in walk_frames(window, end):
@@ -287,7 +287,8 @@ def _fault_of_record(window: Window, frame: Frame) -> str | None:
     return None
 
 
-def _fault_of_head(head: bytes, name: PackName, repository_id: bytes) -> str | None:
+def fault_of_head(head: bytes, name: PackName, repository_id: bytes) -> str | None:
+    """Return what is wrong with the head of a pack; None: nothing."""
     try:
         found = packfile.decode_head(head)
     except encoding.MalformedError as error:

@@ -34,6 +34,7 @@ from txstore.maintenance.check_file import (
     check_frames,
     check_sections,
     entries_of,
+    fault_of_head,
     frames_end,
     open_run,
 )
@@ -97,6 +98,7 @@ class Verifier:
         self._readers: dict[bytes, set[tuple[str, int, int]]] = {}
         self._known: set[str] = set()  # files that a commit needs
         self._brought: dict[str, Place] = {}  # by pack, the commit that it came with
+        self._heads: set[str] = set()  # packs of which the head alone was checked
         self._oldest: dict[Place, Snapshot] = {}  # of those looked into
 
     @property
@@ -260,6 +262,8 @@ class Verifier:
             self._faults.add(Fault(path, f"damaged run: {error}", name.offset, part="run"))
             return
         tables = [name.pack, *packs]
+        if name.pack is not None:
+            self._check_head(name.pack)
         for pack in tables:
             if pack is not None and pack.id in self._damaged:
                 self._readers.setdefault(pack.id, set()).update(listed.spans)
@@ -317,10 +321,25 @@ class Verifier:
             self._faults.add_error(error, pack.path)
             return
         self._known.add(pack.path)
+        self._check_head(pack)
         if is_blank and (kind == packfile.REF_ERASED or any(erasure.covers(key) for erasure in self._files.erasures)):
             return
         if found != checksum:
             self._faults.add(Fault(pack.path, "the value has a wrong checksum", offset, key, part="value"))
+
+    def _check_head(self, pack: PackName) -> None:
+        """Check the head of a pack that no kept commit has brought: its commit has expired, and others read it."""
+        if pack.path in self._brought or pack.path in self._heads:
+            return
+        self._heads.add(pack.path)
+        try:
+            head = self._storage.read_range(pack.path, 0, packfile.HEAD_SIZE)
+        except OSError as error:
+            self._faults.add_error(error, pack.path)
+            return
+        if reason := fault_of_head(head, pack, self._commits.identity.id):
+            self._faults.add(Fault(pack.path, reason, 0, part="head"))
+            self._damaged.add(pack.id)
 
     def _is_read(self, first: Place, pack: PackName, encoded: bytes, offset: int) -> bool:
         """Tell whether the branch's oldest commit that lists a run sees a value of it. If not, no commit there does.
