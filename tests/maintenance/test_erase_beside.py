@@ -3,11 +3,9 @@
 import os
 import random
 import threading
-import time
 import uuid
 from collections.abc import Callable
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -16,8 +14,9 @@ import txstore
 from tests.tools.inside import branch_id, objects_of
 from tests.tools.upkeep import below
 from tests.tools.waiting import wait_until
-from tests.tools.workers import QUICK, Worker, ended
+from tests.tools.workers import QUICK, TIMEOUT, Worker, ended
 from txstore import Repository
+from txstore.history import object_head_caches
 from txstore.maintenance import erase as erasing
 from txstore.maintenance import scrub as scrubbing
 from txstore.storage.local import LocalStorage
@@ -198,18 +197,18 @@ def test_a_head_cache_that_a_process_writes_late_has_nothing_of_it(monkeypatch: 
     """On an object store it holds the end of a commit file, and is written up to a second after the commit."""
     url = f"memory://{uuid.uuid4()}/data.tx"
     writer = txstore.Repository(url)
-    for number in range(2):  # the head cache of the second one waits
-        change(writer, {"s/c/0": SECRET + b"%d" % number})
+    change(writer, {"s/c/0": SECRET + b"0"})
+    objects = objects_of(writer)
+    wait_until(lambda: any(path.startswith("heads/") for path, _ in below(objects)))
+    change(writer, {"s/c/0": SECRET + b"1"})  # now the next one waits
     late = [each for each in threading.enumerate() if each.name == "txstore head cache"]
 
     def sleep(seconds: float) -> None:
-        for each in late if seconds > 1 else ():
-            each.join(60)
+        for each in late if seconds == object_head_caches.LATEST else ():
+            each.join(TIMEOUT)
 
-    names = {name: getattr(time, name) for name in ("monotonic", "time", "time_ns")}
-    monkeypatch.setattr(erasing, "time", SimpleNamespace(sleep=sleep, **names))
+    monkeypatch.setattr(object_head_caches, "HEAD_CACHE_PERIOD", 0.0)  # the one that erases waits for none of its own
+    monkeypatch.setattr(object_head_caches.time, "sleep", sleep)
     txstore.Repository(url).erase("s")
-    objects, end = objects_of(writer), time.monotonic() + 1.5
-    while time.monotonic() < end:  # the head cache of the erasure's own commit replaces it soon
-        assert [path for path, _ in below(objects) if SECRET[:100] in bytes(objects.get(path))] == []
-        time.sleep(0.005)
+    sleep(object_head_caches.LATEST)
+    assert [path for path, _ in below(objects) if SECRET[:100] in bytes(objects.get(path))] == []

@@ -32,7 +32,7 @@ TAIL = 64 << 10
 #: Seconds between two head caches of one process.
 HEAD_CACHE_PERIOD = 1.0
 #: Seconds after a commit after which its process has written its head cache, or will not.
-HEAD_CACHES_WRITTEN = 2.0
+LATEST = 2.0
 #: Seconds that an ending process waits for its last head cache.
 EXIT_SECONDS = 2.0
 #: Seconds for which a process relies on a head that it has read. Creating the version shows whether it is still the
@@ -81,9 +81,15 @@ class ObjectHeadCaches:
     def stop(self) -> None:
         self._writer.forget()
 
-    def forget(self) -> None:
+    def forget(self, *, of_others: bool) -> None:
         self.stop()
-        # These objects hold the ends of commit files.
+        self._delete()
+        if of_others:
+            time.sleep(LATEST)
+            self._delete()
+
+    def _delete(self) -> None:
+        """Delete the head caches, which hold the ends of commit files."""
         directory = posixpath.dirname(names.head_cache_path(MAIN))
         self._storage.delete(*[f"{directory}/{name}" for name in self._storage.list(directory)])
 

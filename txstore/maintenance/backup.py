@@ -291,7 +291,8 @@ class _BackUp:
             commits = open_commits(self.target)
             found = self._survey(commits, record)  # again: two records may concern one file
             scrub(self.target, found)
-            open_commits(self.target).store.head_caches.forget()  # before the record, which says that this is done
+            # Before the record, which says that this is done.
+            open_commits(self.target).store.head_caches.forget(of_others=False)
             for change in found.changes.values():
                 self.target.cache.forget(change.pack_id)
             write_record(self.target, record)

@@ -49,7 +49,6 @@ from txstore.format.packfile import PackName
 from txstore.format.records import ErasureRecord, ReplacementTable
 from txstore.history.commits import Commits
 from txstore.history.new_commit import Contents, NewCommit
-from txstore.history.object_head_caches import HEAD_CACHES_WRITTEN
 from txstore.history.operations import forget_details
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.history.staged_packs import recorded
@@ -576,7 +575,7 @@ class _Erasing:
             for _ in range(_ROUNDS):
                 found = self._survey(record.until, fates)
                 if not found.changes:
-                    self._forget_head_caches()
+                    self._commits.store.head_caches.forget(of_others=True)
                     return record
                 if found.shared and record.table is not None and not record.values:
                     self._write(replace(record, table=ReplacementTable(record.table.packs)))  # nothing was replaced
@@ -586,16 +585,6 @@ class _Erasing:
                 self._files += scrub(self._storage, found)
                 self._snapshots.forget(change.pack_id for change in found.changes.values())
         raise ErasureError(self.paths, "other processes keep writing there: try again when they have ended")
-
-    def _forget_head_caches(self) -> None:
-        """Delete head caches: on an object store, they hold the ends of commit files.
-
-        Twice: a process that committed right before the erasure may be about to write one of that commit.
-        """
-        self._commits.store.head_caches.forget()
-        if self._commits.staged.uploads:
-            time.sleep(HEAD_CACHES_WRITTEN)
-            self._commits.store.head_caches.forget()
 
     def _write_anew(self, branch: str) -> None:
         """Commit the values of the head that have replaced others, as they are now.
