@@ -299,8 +299,10 @@ EDITS = [
     Edit("history.new_commit:CommitTurn.take", "not new.commits.files.has(self.ahead)", "False", "killed in the queue"),
     # Branches: what is kept for them.
     Edit("history.branches:Branches._create", "commits.store.ensure(stored)", "pass", "branch on scratch"),
-    Edit("transactions.draft:Draft.holding_sources", "self._make_durable(stored)", "pass", "merged scratch"),
-    Edit("transactions.draft:Draft.holding_sources", "self._make_durable(stored)", "pass", "merged while pending"),
+    Edit("transactions.draft:Draft.holding_sources", "self.commits.store.ensure(stored)", "pass", "merged scratch"),
+    Edit(
+        "transactions.draft:Draft.holding_sources", "self.commits.store.ensure(stored)", "pass", "merged while pending"
+    ),
     Edit(
         "maintenance.reachable:kept_commits",
         "for stored in (*tagged, *begun, *there):",

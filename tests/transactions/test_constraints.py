@@ -493,10 +493,10 @@ def test_another_commits_between_the_look_and_the_version(repo, monkeypatch):
     commit(repo, XY)
     prepare = NewCommit.prepare
 
-    def overtaken(publisher: NewCommit, head: Any) -> None:
+    def overtaken(new: NewCommit, head: Any) -> None:
         monkeypatch.undo()
         commit(repo, append(1))
-        prepare(publisher, head)
+        prepare(new, head)
 
     monkeypatch.setattr(NewCommit, "prepare", overtaken)
     with pytest.raises(ConstraintError):

@@ -548,19 +548,18 @@ def test_a_chunk_that_another_process_has_deleted_with_all_above_it(repo):
 def test_what_was_checked_is_not_checked_again_when_others_change_other_arrays(repo, decoded, monkeypatch):
     """They wait meanwhile: it is done under the commit lock."""
     commit(repo, labels([*range(400)]), labels([1], "y"))
-    prepare = NewCommit.prepare
+    meanwhile, prepare = list[Step](), NewCommit.prepare
 
     def late(self: NewCommit, head: Any) -> Any:
-        monkeypatch.setattr(NewCommit, "prepare", prepare)
-        commit(repo, put(0, 2, "y"))
+        while meanwhile:
+            commit(repo, meanwhile.pop())
         return prepare(self, head)
 
     monkeypatch.setattr(NewCommit, "prepare", late)
-    repo.constraints["order"] = Sorted("x")
-    assert len(decoded) == 100
-    monkeypatch.setattr(NewCommit, "prepare", late)
-    repo.constraints["it"] = Unique("x")
-    assert len(decoded) == 200
+    for name, rule, count in (("order", Sorted("x"), 100), ("it", Unique("x"), 200)):
+        meanwhile.append(put(0, 2, "y"))
+        repo.constraints[name] = rule
+        assert len(decoded) == count
 
 
 def test_labels_in_no_order_are_compared_a_part_at_a_time(repo, decoded, monkeypatch):

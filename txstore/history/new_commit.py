@@ -75,6 +75,15 @@ class SyncFailedError(Exception):
         self.cause = cause
 
 
+@contextlib.contextmanager
+def syncing() -> Iterator[None]:
+    """Raise `SyncFailedError` for an `OSError` of the block, which makes data durable."""
+    try:
+        yield
+    except OSError as error:
+        raise SyncFailedError(error) from error
+
+
 class Contents(NamedTuple):
     """The content of a commit's header, except author, time and parent."""
 
@@ -243,14 +252,23 @@ class NewCommit:
         with self.in_turn(catch_up) as queue:
             for turn in self.turns(queue):
                 head = catch_up()
-                turn.follow(head)
+                self.follow(head.stored)
                 told = contents(head)
                 if told is None:
                     return None
-                turn.write_header(told)
+                turn.write_header(head.stored, told)
                 if turn.take():
                     break
         return self.settled(turn.stored)
+
+    def follow(self, parent: Stored | None) -> None:
+        """Make the parent durable (I1), unless the syncs of the two committers already ensure that.
+
+        Raises `SyncFailedError`.
+        """
+        if self.durable and not self.commits.store.is_fit_parent(self.branch, parent):
+            with syncing():
+                self.commits.store.make_durable(parent, self.branch)
 
     def settled(self, stored: Stored) -> Stored:
         """Return a commit that has its version, after its name and those of all its ancestors are durable (I1).
@@ -324,10 +342,8 @@ class NewCommit:
 
     def sync(self) -> None:
         """Make the written file durable. Raises `SyncFailedError`."""
-        try:
+        with syncing():
             self.writer.sync()
-        except OSError as error:
-            raise SyncFailedError(error) from error
 
     def write_header(self, parent: Stored | None, contents: Contents) -> Stored:
         """Write the header and the footer. Raises `OSError`, and `CorruptionError` if none can follow the parent."""
@@ -396,28 +412,14 @@ class CommitTurn:
         self.ahead = ahead  # what the last committer in the queue is about to make: the parent. None: the head is
         self._new = new
         self._queue = queue
-        self._parent: Snapshot | None = None  # which this pins
         self._joins = False
 
-    def follow(self, parent: Snapshot) -> None:
-        """Go on top of a commit. I1: it is durable first, unless the syncs of the two committers already ensure that.
-
-        Raises `SyncFailedError`.
-        """
-        new, self._parent = self._new, parent
-        if new.durable and not new.commits.store.is_fit_parent(new.branch, parent.stored):
-            try:
-                new.commits.store.make_durable(parent.stored, new.branch)
-            except OSError as error:
-                raise SyncFailedError(error) from error
-
-    def write_header(self, contents: Contents) -> None:
+    def write_header(self, parent: Stored | None, contents: Contents) -> None:
         """Write the header, for the version after the parent's. Raises `LostPlaceError` and the errors of the file."""
         new = self._new
-        assert self._parent is not None  # for mypy: `follow` comes first
         if not contents.joins and new.commits.store.is_crowded(new.branch) and new.writer.set_aside():
             raise LostPlaceError  # with so much to upload, it would lose the version
-        self.stored, self._joins = new.write_header(self._parent.stored, contents), contents.joins
+        self.stored, self._joins = new.write_header(parent, contents), contents.joins
 
     def take(self) -> bool:
         """Sync the file, and let it take the version. False: another commit has it.

@@ -38,7 +38,7 @@ from txstore.history.ancestry import Ancestry
 from txstore.history.commits import Commits
 from txstore.history.find import first_since
 from txstore.history.full_disk import Spare
-from txstore.history.new_commit import Contents, NewCommit, SyncFailedError
+from txstore.history.new_commit import Contents, NewCommit, SyncFailedError, syncing
 from txstore.history.operations import delete_old
 from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.history.staged_packs import recorded
@@ -289,10 +289,8 @@ class _Vacuum:
             make_room.pop(0)()
 
     def _make_durable(self, head: Stored) -> None:
-        try:
+        with syncing():  # I9: for lack of room, too
             self.commits.store.make_durable(head)
-        except OSError as error:
-            raise SyncFailedError(error) from error  # I9: for lack of room, too
 
     def _sweep_if_settled(self, oldest_kept: int) -> None:
         """Delete files that no kept commit needs now; none if the file of the head's oldest kept version is not yet

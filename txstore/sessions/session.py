@@ -11,7 +11,7 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Collection, Hashable, Mapping, Sequence
 from contextlib import suppress
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from txstore import processes
 from txstore.commit import MAIN, Commit
@@ -28,9 +28,6 @@ from txstore.transactions.held_locks import Turn, deadline_of, remaining
 from txstore.transactions.reads import check_isolation
 from txstore.transactions.regions import Lock
 from txstore.transactions.transaction import Transaction, check_description
-
-if TYPE_CHECKING:
-    from txstore.transactions.transaction import Transaction
 
 
 class Session:
@@ -232,9 +229,8 @@ class Session:
             self.held.learn(ended)  # of the last changes; this raises nothing
             self.held.forget_cleared()
             new = old if made is None else made
-            self._move(
-                old, new, own=new.seq, settled=ended.lifecycle.settled
-            )  # this raises nothing: the commit is made
+            # This raises nothing: the commit is made.
+            self._move(old, new, own=new.seq, settled=ended.lifecycle.settled)
             if ended.members.is_named:
                 self.current.ended = "this transaction was committed: begin a new one with repo.transaction()"
             return None if made is None else made.commit

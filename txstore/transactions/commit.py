@@ -23,7 +23,6 @@ version.
 
 from __future__ import annotations
 
-import contextlib
 import logging
 import time
 from collections.abc import Mapping
@@ -211,8 +210,8 @@ def _take_version(draft: Draft, *, queues: bool) -> Stored:
                 # 5. Move to the parent: the head, or what the last committer in the queue is about to make. Merge,
                 #    derive, check (I5, I11). The header names the parent.
                 head = draft.catch_up() if turn.ahead is None else draft.move_to(draft.snapshots.ahead(turn.ahead))
-                turn.follow(head)
-                turn.write_header(draft.contents(head))
+                draft.file.follow(head.stored)
+                turn.write_header(head.stored, draft.contents(head))
             except SyncFailedError:
                 raise
             except Exception as error:
@@ -243,7 +242,7 @@ def _is_fresh(draft: Draft) -> bool:
 
 def _begin_look(draft: Draft) -> Future[Stored | None] | None:
     # These threads are separate from those for single requests: a look may wait for such requests.
-    with contextlib.suppress(RuntimeError):  # the interpreter ends, and starts no more threads
+    with suppress(RuntimeError):  # the interpreter ends, and starts no more threads
         return executor("look for the head", _LOOKS).submit(carried(draft.commits.head), draft.file.branch)
     return None
 

@@ -11,7 +11,6 @@ from functools import cached_property
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txstore.codecs.chunk_codec import ChunkDecoder, NotMergeableError
-from txstore.commit import Stored
 from txstore.deriving import declared as declared_views
 from txstore.deriving.derivation import derive
 from txstore.errors import ConflictError, CorruptionError, ErasedError, SnapshotExpiredError, TxStoreError
@@ -44,7 +43,7 @@ from txstore.history.changes import Ref, changed, keys_changed_since, refs_of
 from txstore.history.commits import Commits
 from txstore.history.erasures import as_erasure
 from txstore.history.group_commits import PROPOSED
-from txstore.history.new_commit import Contents, NewCommit, SyncFailedError
+from txstore.history.new_commit import Contents, NewCommit, syncing
 from txstore.history.snapshot import Snapshot
 from txstore.segments import compaction
 from txstore.segments import runs as index
@@ -150,19 +149,14 @@ class Draft:
             for stored in found:
                 self.snapshots.check_kept(stored)
                 if self.file.durable and stored.header.branch != self.file.branch:
-                    self._make_durable(stored)  # on the commit's own branch, the parent ensures this
+                    with syncing():
+                        self.commits.store.ensure(stored)  # on the commit's own branch, the parent ensures this
             yield
         except BaseException:
             if not self.file.proposed:  # else the commit may have been made, and may need them
                 held.release()
             raise
         held.release()
-
-    def _make_durable(self, stored: Stored) -> None:
-        try:
-            self.commits.store.ensure(stored)
-        except OSError as error:
-            raise SyncFailedError(error) from error
 
     # --- runs
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import contextlib
 import time
 import weakref
 from collections.abc import Callable, Collection, Hashable, Iterable, Sequence
@@ -411,7 +410,7 @@ def _drop(staging: Staging, attached: object) -> None:
 
 
 def _drop_part(staging: Staging, attached: object) -> None:
-    with contextlib.suppress(OSError, TransactionStateError):
+    with suppress(OSError, TransactionStateError):
         if staging.members.is_named:
             staging.part.leave(attached)
         else:

@@ -7,7 +7,7 @@ import json
 import os
 import time
 from collections.abc import Callable, Hashable, Iterator, Mapping, MutableMapping, Sequence
-from typing import TYPE_CHECKING, Any, Literal, TypedDict, TypeVar
+from typing import TYPE_CHECKING, Any, Literal, TypedDict
 
 from txstore._native import chunks
 from txstore.commit import Commit
@@ -220,9 +220,6 @@ def new_record(
         time=time.time_ns() // 1000,
         isolation=isolation,
     )
-
-
-T = TypeVar("T")
 
 
 #: Number of references that are staged at once: few enough that other writes need not wait long.
