@@ -12,7 +12,6 @@ from uuid import uuid4
 
 import numpy as np
 import pytest
-import zarr
 import zarr.api.asynchronous as azarr
 
 import txstore
@@ -146,42 +145,29 @@ async def test_a_repository_from_its_first_write_to_its_vacuum(repo: aio.AsyncRe
     assert (await repo.verify()).faults == []
 
 
-async def test_errors_are_those_of_the_synchronous_face(repo: aio.AsyncRepository, place: str) -> None:
+async def test_errors_and_outcomes(repo: aio.AsyncRepository, place: str) -> None:
     with pytest.raises(txstore.RepositoryNotFoundError):
         await aio.open(place, create=False)
     with pytest.raises(txstore.RepositoryNotFoundError):
         await repo.log()
-    async with repo.transaction("first"):
-        pass
-    with pytest.raises(txstore.CommitNotFoundError):
-        await repo.snapshot(at=9)
-    with pytest.raises(KeyError):
-        await repo.branches["dev"]
-    assert await repo.branches.get("dev") is None
+    async with repo.transaction("first") as tx:
+        await azarr.create_array(store=tx.store, name="x", shape=(4,), chunks=(2,), dtype="i4")
     tx = await repo.transaction()
     with pytest.raises(txstore.TransactionStateError, match="nothing was published"):
         await tx.outcome()
-
-
-async def test_a_conflict_is_raised_and_is_the_outcome(local: aio.AsyncRepository) -> None:
-    async with staged(local, 1) as first, staged(local, 2) as second:
+    async with staged(repo, 1) as first, staged(repo, 2) as second:
         await first.commit()
-        with pytest.raises(txstore.ConflictError):
-            await second.commit()
-        with pytest.raises(txstore.ConflictError):
-            await second.outcome()
+        for conflict in (second.commit, second.outcome):
+            with pytest.raises(txstore.ConflictError):
+                await conflict()
         await second.rollback()
-    assert await read(local) == [1] * 4
-
-
-async def test_an_exception_rolls_back(local: aio.AsyncRepository) -> None:
     with pytest.raises(RuntimeError):
-        async with local.transaction("never") as tx:
+        async with repo.transaction("never") as tx:
             await (await azarr.open_array(store=tx.store, path="x")).setitem(slice(None), 5)
             raise RuntimeError
-    assert await read(local) == [0] * 4
     with pytest.raises(txstore.TransactionStateError, match="rolled back"):
         await tx.commit()
+    assert await read(repo) == [1] * 4
 
 
 async def test_context_variables_reach_the_call(tmp_path: Path) -> None:
@@ -189,7 +175,6 @@ async def test_context_variables_reach_the_call(tmp_path: Path) -> None:
     variable.set("r1")
     assert await aio.call(variable.get) == "r1"
     assert await aio.call(threading.get_ident) != threading.get_ident()
-
     repo = await aio.open(tmp_path / "data.tx")
 
     async def fn(store: txstore.TxStore) -> str:
@@ -242,29 +227,6 @@ async def test_bisect_takes_an_asynchronous_test(local: aio.AsyncRepository) -> 
     assert (await local.bisect(0, -1, is_small)).message == "3"
 
 
-async def test_a_transaction_of_constraints(local: aio.AsyncRepository) -> None:
-    constraint = txstore.constraints.EqualLength(["x", "y"])
-    async with local.transaction("with y") as tx:
-        await azarr.create_array(store=tx.store, name="y", shape=(4,), chunks=(2,), dtype="i4")
-        await tx.constraints.set("same", constraint)
-    assert await local.constraints.keys() == ["same"]
-    with pytest.raises(txstore.ConstraintError):
-        async with local.transaction() as tx:
-            await (await azarr.open_array(store=tx.store, path="y")).resize((5,))
-    await local.constraints.delete("same")
-    assert await local.constraints.keys() == []
-
-
-async def test_synchronous_zarr_in_a_thread(local: aio.AsyncRepository) -> None:
-    async with local.transaction() as tx:
-
-        def write() -> None:
-            zarr.open_array(tx.store, path="x")[1:3] = 9
-
-        await aio.call(write)
-    assert await read(local) == [0, 9, 9, 0]
-
-
 # --- the loop never waits
 async def test_the_loop_goes_on_while_a_commit_waits_for_another_process(local, heart):
     async with staged(local, 4) as tx:
@@ -285,8 +247,7 @@ async def test_the_loop_goes_on_while_zarr_writes_beside_a_waiting_commit(local,
         x = await azarr.open_array(store=tx.store, path="x")
         with commit_lock_of_another_process(local) as release:
             commit = asyncio.create_task(tx.commit())
-            gate = tx.store._session.gate
-            await until(lambda: gate.is_closed)
+            await until(lambda: tx.is_committing)
             write = asyncio.create_task(x.setitem(slice(None), 6))
             reading = asyncio.create_task(x.getitem(slice(None)))
             await heart.goes_on()
@@ -352,28 +313,19 @@ async def test_a_rollback_after_a_cancelled_commit_waits_for_it(local: aio.Async
     assert await read(local) == [5] * 4
 
 
-async def test_a_timeout_at_the_end_of_a_block(local: aio.AsyncRepository) -> None:
+@pytest.mark.parametrize("where", ["at the end", "inside"])
+async def test_a_timeout_of_a_commit_of_a_block(local: aio.AsyncRepository, where: str) -> None:
+    """The block ends at once, though the rollback at its end has to wait for a commit inside of it."""
     with commit_lock_of_another_process(local) as release:
         with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.5), local.transaction("a block") as tx:
+            async with asyncio.timeout(0.5), local.transaction(where) as tx:
                 await (await azarr.open_array(store=tx.store, path="x")).setitem(slice(None), 8)
-        release()
-        made = await tx.outcome()
-    assert made.message == "a block"
-    assert await read(local) == [8] * 4
-
-
-async def test_a_timeout_of_a_commit_inside_of_a_block(local: aio.AsyncRepository) -> None:
-    """The block ends at once, though the rollback at its end has to wait for the commit."""
-    with commit_lock_of_another_process(local) as release:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.5), local.transaction() as tx:
-                await (await azarr.open_array(store=tx.store, path="x")).setitem(slice(None), 8)
-                await tx.commit("inside")
+                if where == "inside":
+                    await tx.commit()
         assert tx.is_committing
         release()
         made = await tx.outcome()
-    assert made.message == "inside"
+    assert made.message == where
     assert await read(local) == [8] * 4
 
 

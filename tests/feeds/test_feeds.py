@@ -112,17 +112,9 @@ def test_commit_after_commit_and_the_sum(filled: txstore.Repository) -> None:
     assert told(feed, combine=True) == []  # they cancel each other
     assert not feed.status().pending
     assert len(told(feed)) == 5
-
-
-def test_from_the_beginning(filled: txstore.Repository) -> None:
-    feed = filled.feeds.create("f", since=-1)
-    ((version, nodes),) = told(feed)
-    assert version == 0
-    assert ("src/x", "added", [(0, 10)]) in nodes
-    assert ("src/g", "added", []) in nodes
-    (change,) = feed
-    assert change.before is None
-    assert (change.changed, change.removed, change.moved, len(change.added)) == ([], [], [], len(nodes))
+    first_change = next(iter(filled.feeds.create("all", since=-1)))
+    assert (first_change.commit.version, first_change.before) == (0, None)
+    assert {node.path: node.regions for node in first_change.added}["src/x"] == [(slice(0, 10),)]
 
 
 def test_moves_into_the_paths_and_out_of_them(filled: txstore.Repository) -> None:
@@ -169,19 +161,6 @@ def test_another_array_in_its_place_differs_as_a_whole(filled: txstore.Repositor
         zarr.create_array(store, name="src/x", overwrite=True, **how)  # type: ignore[arg-type]
     (change,) = feed
     assert change.nodes[0].regions == [tuple(slice(0, n) for n in how["shape"])]  # type: ignore[attr-defined]
-
-
-def test_scalars_and_groups(filled: txstore.Repository) -> None:
-    feed = filled.feeds.create("f", paths="src")
-    with filled.transaction() as store:
-        zarr.create_array(store, name="src/s", shape=(), dtype="i4", chunks=())[...] = 3
-        zarr.open_group(store, path="src/g").attrs["n"] = 1
-    (change,) = feed
-    assert [(node.path, node.change, node.regions) for node in change] == [
-        ("src/g", "changed", []),
-        ("src/s", "added", [()]),
-    ]
-    assert change.nodes[0].diff.attributes[0].after == 1
 
 
 def test_branches_merges_and_reverts_are_told_as_commits_of_the_followed_branch(filled: txstore.Repository) -> None:
@@ -264,17 +243,6 @@ def test_a_beginning_on_another_branch(filled: txstore.Repository) -> None:
     assert feed.status().pending
 
 
-def test_of_what_rows_were_erased(filled: txstore.Repository) -> None:
-    with filled.transaction() as store:
-        for name, data in (("patient", np.arange(6)), ("weight", np.ones(6))):
-            zarr.create_array(store, name=f"src/{name}", data=data, dimension_names=["patient"])
-    feed = filled.feeds.create("f", paths="src")
-    filled.erase("src/weight", {"patient": 2})
-    (change,) = feed
-    assert (change.rows_erased, change.erased) == (("src/weight",), ())
-    assert feed.status().pending
-
-
 # --- moving
 def test_output_and_move_in_one_commit(filled: txstore.Repository) -> None:
     feed = filled.feeds.create("f", paths="src")
@@ -343,18 +311,12 @@ def test_output_elsewhere_has_a_token(filled: txstore.Repository, open_repo: Cal
     other, feed = open_repo("other.tx"), filled.feeds.create("f", paths="src")
     write(filled, 0)
     (change,) = feed
-    for _ in range(2):  # it is killed before it has moved the feed
-        (again,) = filled.feeds["f"]
-        assert again.token == change.token
-        done = other.log(limit=100) if other.exists else ()
-        if change.token not in [commit.properties.get("token") for commit in done]:
-            with other.transaction(properties={"token": change.token}) as store:
-                zarr.create_array(store, name="y", data=np.arange(3))
-    with pytest.raises(ValueError, match="token"), other.transaction() as store:
+    (again,) = filled.feeds["f"]  # of a job that was killed before it has moved the feed
+    assert again.token == change.token
+    with pytest.raises(ValueError, match="token"), other.transaction(properties={"token": change.token}) as store:
         feed.advance(store, to=change)
     feed.advance(to=change)
     assert list(feed) == []
-    assert len(other.log()) == 1
     write(filled, 1)
     assert next(iter(feed)).token != change.token
 
@@ -668,28 +630,3 @@ def test_a_feed_kept_on_another_branch_and_what_lies_before_the_fork(filled: txs
     filled.vacuum(keep=1, branch="dev")
     assert len(told(of_main)) == 4
     assert len(told(of_dev)) == 3
-
-
-# --- the copy
-def test_a_copy_equals_the_source_at_every_commit(filled: txstore.Repository) -> None:
-    feed = filled.feeds.create("copy", paths="src", since=-1)
-    steps: list[Callable[[txstore.TxStore], object]] = [
-        lambda store: zarr.create_array(store, name="src/g/y", data=np.arange(12).reshape(3, 4), chunks=(2, 2)),
-        lambda store: zarr.open_array(store, path="src/g/y").resize((2, 3)),
-        lambda store: zarr.open_array(store, path="src/g/y").resize((5, 4)),
-        lambda store: store.move("src/g", "src/h"),
-        lambda store: store.copy("src/h/y", "src/z"),
-        lambda store: zarr.create_array(store, name="src/x", shape=(3,), dtype="f8", overwrite=True),
-        lambda store: zarr.open_group(store, path="src").attrs.update(n=1),
-        lambda store: store.restore("src", at=1),
-        lambda store: zarr.create_group(store, path="src/x", overwrite=True),
-    ]
-    for step in steps:
-        with filled.transaction() as store:
-            step(store)
-        for change in feed:
-            with filled.transaction() as store:
-                apply(change, store)
-                feed.advance(store, to=change)
-            assert content(filled.snapshot(), "copy") == content(change.snapshot(), "src")
-    assert len(filled.log(path="copy")) == len(steps) + 1

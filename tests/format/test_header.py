@@ -66,17 +66,6 @@ def test_headers_are_encoded_as_python_does(header: Header) -> None:
     assert header.encode() == in_python(header.encode)
 
 
-@pytest.mark.long
-@given(plain_headers, st.data())
-def test_damaged_headers_are_taken_as_python_does(header: Header, data: st.DataObject) -> None:
-    encoded = bytearray(header.encode())
-    for _ in range(data.draw(st.integers(1, 3))):
-        at = data.draw(st.integers(0, len(encoded) - 1))
-        encoded[at] = data.draw(st.integers(0, 255))
-    cut = bytes(encoded[: data.draw(st.integers(0, len(encoded)) | st.just(len(encoded)))])
-    assert outcome(Header.decode, cut) == in_python(Header.decode, cut)
-
-
 def fields(*typed: tuple[int, bytes]) -> bytes:
     return b"".join(struct.pack("<HI", tag, len(content)) + content for tag, content in typed)
 

@@ -15,11 +15,6 @@ segments = st.text(st.characters(exclude_characters="/", exclude_categories=["Cs
 paths = st.lists(segments, min_size=1, max_size=6).map("/".join)
 
 
-@given(paths)
-def test_a_key_is_its_utf8(key):
-    assert keys.encode_key(key) == key.encode()
-
-
 @given(st.text(max_size=30) | st.text("./a\udc80", max_size=12))
 def test_what_is_refused_is_just_what_the_format_forbids(key):
     valid = {"", ".", ".."}.isdisjoint(key.split("/")) and not any("\ud800" <= char <= "\udfff" for char in key)
@@ -40,6 +35,12 @@ def test_prefixes_that_are_stored():
     for read in (keys.stored_key, keys.stored_prefix):
         with pytest.raises(CorruptionError, match=r"packs/x: .*is no"):
             read(b"../", "packs/x")
+    for root in ("", "/", "//"):
+        assert keys.directory_prefix(root) == ""
+    with pytest.raises(KeyFormatError):
+        keys.directory_prefix("a//b")
+    assert keys.after_prefix("") is None
+    assert list(keys.ancestors("")) == []
 
 
 def test_the_length_is_that_of_the_bytes():
@@ -57,26 +58,12 @@ def test_a_directory_prefix_ends_in_a_slash(path):
         assert keys.directory_prefix(spelled) == path + "/"
 
 
-@pytest.mark.parametrize("root", ["", "/", "//"])
-def test_the_prefix_of_the_root_is_empty(root):
-    assert keys.directory_prefix(root) == ""
-
-
-def test_a_directory_with_an_empty_segment():
-    with pytest.raises(KeyFormatError):
-        keys.directory_prefix("a//b")
-
-
 @given(paths, paths)
 def test_after_prefix_is_above_what_lies_below_and_below_all_else(path, other):
     prefix = keys.directory_prefix(path)
     after = keys.after_prefix(prefix)
     assert prefix < after
     assert (prefix.encode() <= other.encode() < after.encode()) == other.startswith(prefix)
-
-
-def test_nothing_is_above_the_root():
-    assert keys.after_prefix("") is None
 
 
 @given(paths)
@@ -91,10 +78,6 @@ def test_covering_prefixes(key):
 def test_ancestors_are_the_nodes_above(path):
     found = list(keys.ancestors(path))
     assert [keys.directory_prefix(node) for node in found] == list(keys.covering_prefixes(path))
-
-
-def test_the_root_has_no_ancestors():
-    assert list(keys.ancestors("")) == []
 
 
 @given(st.one_of(st.just(""), paths), st.sampled_from(keys.DOCUMENT_NAMES))

@@ -15,20 +15,20 @@ class Keys(Hierarchy):
     """Keys without values. Counts how often somebody looks some up, and how many."""
 
     def __init__(self, keys: list[str]) -> None:
-        self._keys = sorted(keys)
+        self.all = sorted(keys)
         self.pages = self.looked_up = 0
 
     def get_view(self, key: str) -> memoryview | None:
-        return memoryview(b"") if key in self._keys else None
+        return memoryview(b"") if key in self.all else None
 
     def size_of(self, key: str) -> int | None:
         self.pages += 1
-        return 0 if key in self._keys else None
+        return 0 if key in self.all else None
 
     def keys_between(self, start: str, stop: str | None, *, batch: int = 256) -> Iterator[str]:
-        position = bisect_left(self._keys, start)
-        end = len(self._keys) if stop is None else bisect_left(self._keys, stop)
-        while page := self._keys[position : min(end, position + batch)]:
+        position = bisect_left(self.all, start)
+        end = len(self.all) if stop is None else bisect_left(self.all, stop)
+        while page := self.all[position : min(end, position + batch)]:
             self.pages += 1
             self.looked_up += len(page)
             yield from page
@@ -55,7 +55,7 @@ def test_each_name_is_listed_once(keys: list[str], path: str, few: int, many: in
 @pytest.mark.parametrize("long", [0, 1, 100, 5000])
 def test_a_group_is_listed_by_the_page(long: int) -> None:
     keys = Keys([f"v{number}/{key}" for number in range(2000) for key in ("c/0", "zarr.json")] + ["zarr.json"])
-    keys._keys = sorted(keys._keys + [f"v700/c/{number + 1}" for number in range(long)])
+    keys.all = sorted(keys.all + [f"v700/c/{number + 1}" for number in range(long)])
     assert len(list(keys.list_dir(""))) == 2001
     assert keys.pages < 20
 

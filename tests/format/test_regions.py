@@ -131,12 +131,3 @@ def encoded(*numbers: int) -> bytes:
 def test_hostile(data: bytes) -> None:
     with pytest.raises(MalformedError):
         Region.decode(data)
-
-
-@given(st.binary(max_size=40))
-def test_any_bytes(data: bytes) -> None:
-    try:
-        region = Region.decode(data)
-    except MalformedError:
-        return
-    assert Region.decode(region.encode()) == region

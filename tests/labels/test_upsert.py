@@ -1,7 +1,5 @@
 """Upserts by one process: which rows are changed, which are added, what is refused."""
 
-import sys
-from collections.abc import Callable
 from typing import Any
 
 import cftime
@@ -33,17 +31,6 @@ def test_a_job_that_runs_twice(repo: txstore.Repository) -> None:
     assert repo.upsert(hours("2024-01-01").isel(time=slice(None, None, -1))) == Upserted(0, 0)
     assert not Upserted(0, 0)
     assert repo.head() == before
-
-
-def test_rows_are_inserted_in_order(repo: txstore.Repository) -> None:
-    for day in ("2024-01-05", "2024-01-02", "2024-01-03", "2024-01-01"):
-        assert repo.upsert(hours(day, 20), missing="insert") == Upserted(0, 20)
-    odd = hours("2024-01-02T19:00", 30).isel(time=slice(None, None, -1))
-    assert repo.upsert(odd, missing="insert") == Upserted(0, 9)
-    days = [hours(day, 20) for day in ("2024-01-01", "2024-01-02", "2024-01-03", "2024-01-05")]
-    assert stored(repo).equals(xr.concat([*days[:2], hours("2024-01-02T20:00", 4), days[2],
-                                          hours("2024-01-03T20:00", 5), days[3]], "time",
-                                         data_vars="minimal", coords="minimal"))  # fmt: skip
 
 
 @pytest.mark.parametrize("first", [[1, 5, 9], [9, 5, 1]])
@@ -158,12 +145,6 @@ def test_the_first_rows_keep_the_units_that_they_have(repo: txstore.Repository) 
     assert stored(repo).time.encoding["units"] == "hours since 2000-01-01"
 
 
-def test_first_dates_of_cftime(repo: txstore.Repository) -> None:
-    repo.upsert(noleap(0, 1))
-    repo.upsert(noleap(1, 4))
-    assert stored(repo).time.values.tolist() == noleap(0, 5).time.values.tolist()
-
-
 def test_nanoseconds_are_exact(repo: txstore.Repository) -> None:
     times = np.array(["2024-01-01T00:00:00.000000001", "2024-01-01T00:00:00.000000003"], "M8[ns]")
     first = numbered([1, 2]).assign_coords(time=times)
@@ -205,15 +186,6 @@ def test_later_durations_may_be_finer_than_the_first_ones(repo: txstore.Reposito
     assert (stored(repo).lead.values / np.timedelta64(1, "h")).tolist() == [24, 48, 1.5, 1]
     repo.erase("v", {"lead": pd.Timedelta(90, "min")})
     assert np.isnan(stored(repo).v.values).tolist() == [False, False, True, False]
-
-
-def test_durations_in_coarser_units_than_the_stored_ones(repo: txstore.Repository) -> None:
-    for hours_since in (0, 2):
-        labels = np.array([hours_since, hours_since + 1], "m8[h]").astype("m8[s]")
-        ds = numbered([1, 2]).assign_coords(time=labels)
-        ds.time.encoding = {"units": "nanoseconds", "dtype": "i8"}
-        repo.upsert(ds)
-    assert stored(repo, decode_timedelta=True).time.values.astype("m8[h]").astype(int).tolist() == [0, 1, 2, 3]
 
 
 @pytest.mark.parametrize("year", [1000, 3000])
@@ -411,16 +383,6 @@ def test_times_in_a_variable_are_not_stored_in_other_units(repo: txstore.Reposit
     assert stored(repo).seen.values.astype("M8[D]").astype(str).tolist() == ["2024-01-01", "2024-01-03"]
 
 
-def test_packed_values(repo: txstore.Repository) -> None:
-    first = hours("2024-01-01", 4)
-    first.t.encoding = {"dtype": "i2", "scale_factor": 0.25, "add_offset": 10.0, "_FillValue": -1}
-    repo.upsert(first)
-    more = hours("2024-01-01T03:00", 3)
-    more["t"][1, 1] = np.nan
-    assert repo.upsert(more) == Upserted(0, 2)
-    assert stored(repo).t[3:].equals(more.t.astype(stored(repo).t.dtype))
-
-
 def test_a_block_of_several_dimensions(repo: txstore.Repository) -> None:
     def block(times: list[int], stations: list[int], add: float = 0) -> xr.Dataset:
         values = 10.0 * np.array(times)[:, None] + np.array(stations) + add
@@ -492,28 +454,6 @@ def test_a_stored_label_that_is_there_twice(repo: txstore.Repository) -> None:
     with pytest.raises(ValueError, match="labels 2 more than once in the store"):
         repo.upsert(numbered([2, 7]))
     assert repo.upsert(numbered([1], add=3)) == Upserted(1, 0)
-
-
-def test_memory_is_bounded_by_pieces(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
-    """No piece is larger than asked for, whatever the size of the lazy array."""
-    from txstore.labels import grids
-
-    rows = sys.modules["txstore.labels.upsert"]  # the wing exports a function of this name
-
-    seen: list[int] = []
-    write: Callable[..., None] = rows.write
-    monkeypatch.setattr(
-        rows, "write", lambda array, place, values: (seen.append(values.nbytes), write(array, place, values))
-    )
-    monkeypatch.setattr(rows, "pieces", lambda *given: grids.pieces(*given, 4096))
-    with repo.transaction() as store:
-        zarr.create_array(store, name="v", shape=(0, 64), chunks=(8, 16), dtype="f8", dimension_names=("time", "x"))
-        zarr.create_array(store, name="time", shape=(0,), chunks=(64,), dtype="i8", dimension_names=("time",))
-    ds = xr.Dataset({"v": (("time", "x"), np.random.default_rng(0).random((100, 64)))}, {"time": np.arange(100)})
-    repo.upsert(ds.chunk(time=11, x=17))
-    assert max(seen) <= 4096
-    assert len(seen) > 10
-    assert stored(repo).v.equals(ds.v)
 
 
 @pytest.mark.parametrize("way", ["xarray", "computed", "optimized", "from_zarr", "inline"])

@@ -125,9 +125,7 @@ def test_samples_by_their_number(repo):
     taken = cached.take([3])[0]
     taken["x"][:] = 7  # its own
     assert numbers_of(cached.take([3])) == [3]
-    assert len(cached._kept) == 2
     again = pickle.loads(pickle.dumps(cached))
-    assert not again._kept
     assert numbers_of(again.take(range(50))) == list(range(50))
     with pytest.raises(IndexError, match="no sample 50"):
         cached.take([50])
@@ -156,17 +154,6 @@ def test_many_arrays_are_opened_together_and_so_are_their_chunks(repo, monkeypat
     most = 0
     assert {int(value) for value in CachedSamples(samples).take([5])[0].values()} == {5}
     assert most >= len(names)
-
-
-def test_a_chunk_is_read_once_for_several_samples(repo, monkeypatch):
-    write(repo, 64)
-    samples = Samples(repo, ["x", "y"])
-    cached = CachedSamples(samples, 200)  # one block
-    read = []
-    kept = cached._block_at
-    monkeypatch.setattr(cached, "_block_at", lambda number: read.append(number) or kept(number))
-    cached.take([1, 9, 2, 10, 3, 11])
-    assert read == [0, 1]
 
 
 def test_no_framework_is_imported_before_it_is_asked_for():

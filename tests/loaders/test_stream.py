@@ -15,9 +15,8 @@ from hypothesis import strategies as st
 import txstore
 from tests.loaders.training_data import COUNT, WINDOW, numbers_of, write
 from tests.system.processes.test_descriptors import AT_MOST, held
-from tests.tools.waiting import wait_until
 from tests.tools.workers import SPAWN
-from txstore.loaders import Samples, SampleStream, reading
+from txstore.loaders import Samples, SampleStream
 from txstore.loaders.reading import Order
 
 pytestmark = pytest.mark.long
@@ -120,21 +119,6 @@ def test_arrays_of_every_layout(repo, options, shuffle):
     y, z = (np.concatenate([batch[name] for batch in batches]) for name in ("y", "z"))
     assert sorted(y.tolist()) == numbers.tolist()
     np.testing.assert_array_equal(z, stored[y])
-
-
-def test_no_more_is_read_ahead_than_one_window(samples, monkeypatch):
-    begun = []
-    read = reading._run
-    monkeypatch.setattr(reading, "_run", lambda *given: begun.append(1) or read(*given))
-    items = iter(SampleStream(samples, window=WINDOW))
-    assert not begun, "reading begins with the first sample"
-    next(items)
-    assert len(begun) <= 2
-    for _ in range(40):  # the second window is in use
-        next(items)
-    wait_until(lambda: len(begun) == 3)
-    items.close()  # waits for what is being read
-    assert len(begun) == 3
 
 
 @pytest.mark.parametrize("batch_size", [None, 7])

@@ -148,9 +148,9 @@ class Model:
             yield from self.steps_of(state, number, process)
             if state.kills and process.at != At.OUT:
                 tainted = state.tainted or state.word.is_held_by(process.member)
-                yield self._with(state, number, Process(), tainted=tainted, kills=state.kills - 1), "kill"
+                yield self.stepped(state, number, Process(), tainted=tainted, kills=state.kills - 1), "kill"
 
-    def _with(self, state: State, number: int, process: Process, **changes: object) -> State:
+    def stepped(self, state: State, number: int, process: Process, **changes: object) -> State:
         processes = (*state.processes[:number], process, *state.processes[number + 1 :])
         return state._replace(processes=processes, **changes)
 
@@ -164,12 +164,12 @@ class Model:
                 for member in self.places(state):
                     sweeps = state.in_use[member - 2] and self.weakness is not Weakness.NO_SWEEP
                     at = At.SWEEP if sweeps else At.ENTER
-                    yield self._with(state, number, Process(at, member)), "claim"
+                    yield self.stepped(state, number, Process(at, member)), "claim"
             case At.SWEEP:
                 yield self.sweep(state, number, process._replace(at=At.ENTER), process.member), "sweep"
             case At.ENTER:
-                entered = self._with(state, number, Process(At.IDLE, process.member))
-                yield self._mark(entered, process.member, in_use=True), "enter"
+                entered = self.stepped(state, number, Process(At.IDLE, process.member))
+                yield self.marked(entered, process.member, in_use=True), "enter"
             case At.IDLE:
                 yield from self.idle(state, number, process)
             case At.LOOK:
@@ -178,55 +178,55 @@ class Model:
                 yield from self.probe(state, number, process)
             case At.RECOVER:
                 if self.weakness is Weakness.FORGET_FIRST:
-                    marked = self._mark(state, process.target, in_use=False)
-                    yield self._with(marked, number, process._replace(at=At.FORGET)), "forget first"
+                    marked = self.marked(state, process.target, in_use=False)
+                    yield self.stepped(marked, number, process._replace(at=At.FORGET)), "forget first"
                 else:
                     yield self.sweep(state, number, process._replace(at=At.FORGET), process.target), "recover"
             case At.FORGET:
                 if self.weakness is Weakness.FORGET_FIRST:
                     yield self.sweep(state, number, process._replace(at=At.RETURN), process.target), "recover late"
                 else:
-                    marked = self._mark(state, process.target, in_use=False)
-                    yield self._with(marked, number, process._replace(at=At.RETURN)), "forget"
+                    marked = self.marked(state, process.target, in_use=False)
+                    yield self.stepped(marked, number, process._replace(at=At.RETURN)), "forget"
             case At.RETURN:
-                yield self._with(state, number, process._replace(at=At.LOOK, target=0, seen=Word())), "return"
+                yield self.stepped(state, number, process._replace(at=At.LOOK, target=0, seen=Word())), "return"
             case At.SLEEP:
                 if word == process.seen or self.weakness is Weakness.NO_COMPARING:
-                    yield self._with(state, number, process._replace(at=At.ASLEEP)), "sleep"
+                    yield self.stepped(state, number, process._replace(at=At.ASLEEP)), "sleep"
                 else:
                     awake = process._replace(at=At.LOOK, slept=True, woken=False, seen=Word())
-                    yield self._with(state, number, awake), "has changed"
+                    yield self.stepped(state, number, awake), "has changed"
             case At.ASLEEP:
                 if self.slices or not process.hungry:  # hunger comes with the first slice
                     awake = process._replace(at=At.LOOK, hungry=True, slept=True, woken=False, seen=Word())
-                    yield self._with(state, number, awake), "slice"
+                    yield self.stepped(state, number, awake), "slice"
             case At.GIVE_UP:
                 if word.is_free:
-                    after = self._with(state, number, self.idly(process, At.WAKE_ONE))
+                    after = self.stepped(state, number, self.idly(process, At.WAKE_ONE))
                     left = Word(word.owner, NOBODY, waiters=word.waiters and self.keeps_mark)
                     yield after._replace(word=left), "pass on"
                 else:
-                    yield self._with(state, number, self.idly(process)), "give up"
+                    yield self.stepped(state, number, self.idly(process)), "give up"
             case At.WAKE_ONE:
                 if self.keeps_mark and word == Word(waiters=True) and not self.anybody_sleeps(state):
-                    yield self._with(state, number, self.idly(process))._replace(word=Word()), "unmark"
+                    yield self.stepped(state, number, self.idly(process))._replace(word=Word()), "unmark"
                 else:
                     yield from self.wake(state, number, self.idly(process), "any")
             case At.WAKE_ALL:
                 yield from self.wake(state, number, self.idly(process), "all")
             case At.WAKE_HUNGRY:
                 if self.weakness is Weakness.NO_HUNGRY_WAKE:
-                    yield self._with(state, number, self.idly(process)), "no wake"
+                    yield self.stepped(state, number, self.idly(process)), "no wake"
                 elif any(self.sleeps(other, "hungry") for other in state.processes):
                     yield from self.wake(state, number, self.idly(process), "hungry")
                 else:
-                    yield self._with(state, number, self.idly(process, At.UNRESERVE)), "nobody hungry"
+                    yield self.stepped(state, number, self.idly(process, At.UNRESERVE)), "nobody hungry"
             case At.UNRESERVE:
                 if word == Word(FREE, NOBODY, True, True) and self.weakness is not Weakness.NO_RESERVE_END:
-                    after = self._with(state, number, self.idly(process, At.WAKE_ONE))
+                    after = self.stepped(state, number, self.idly(process, At.WAKE_ONE))
                     yield after._replace(word=Word(waiters=self.keeps_mark)), "unreserve"
                 else:
-                    yield self._with(state, number, self.idly(process)), "unreserve: changed"
+                    yield self.stepped(state, number, self.idly(process)), "unreserve: changed"
             case At.INSIDE:
                 yield from self.inside(state, number, process)
 
@@ -245,13 +245,13 @@ class Model:
 
     def idle(self, state: State, number: int, process: Process) -> Iterator[tuple[State, str]]:
         word = state.word
-        yield self._with(state, number, process._replace(at=At.LOOK)), "begin to wait"
+        yield self.stepped(state, number, process._replace(at=At.LOOK)), "begin to wait"
         if self.may_take(number, process, word):
             yield self.take(state, number, process, word.waiters, word.hungry), "try"
         if word.owner == process.member:
             yield self.release(state, number, process), "close"
         elif not self.settled:
-            yield self._with(state, number, Process()), "leave"  # its place stays in use: the next one sweeps
+            yield self.stepped(state, number, Process()), "leave"  # its place stays in use: the next one sweeps
 
     def look(self, state: State, number: int, process: Process) -> Iterator[tuple[State, str]]:
         word = state.word
@@ -266,13 +266,13 @@ class Model:
             return
         if self.gives_up:
             at = At.GIVE_UP if process.slept else At.IDLE
-            yield self._with(state, number, self.idly(process, at)), "deadline"
+            yield self.stepped(state, number, self.idly(process, at)), "deadline"
         if may_take:
-            yield self._with(state, number, process._replace(at=At.SLEEP, seen=word)), "reserved"
+            yield self.stepped(state, number, process._replace(at=At.SLEEP, seen=word)), "reserved"
             return
         marked = word._replace(waiters=True, hungry=word.hungry or (process.hungry and not word.group))
         at = At.SLEEP if process.woken else At.PROBE
-        yield self._with(state, number, process._replace(at=at, seen=marked))._replace(word=marked), "mark"
+        yield self.stepped(state, number, process._replace(at=at, seen=marked))._replace(word=marked), "mark"
 
     def probe(self, state: State, number: int, process: Process) -> Iterator[tuple[State, str]]:
         holder = process.seen.owner
@@ -280,9 +280,9 @@ class Model:
         if self.weakness is Weakness.NO_PROBE and process.seen.group and holder != process.member:
             is_dead = True
         if is_dead and holder != process.member:
-            yield self._with(state, number, process._replace(at=At.RECOVER, target=holder)), "holder is dead"
+            yield self.stepped(state, number, process._replace(at=At.RECOVER, target=holder)), "holder is dead"
         else:
-            yield self._with(state, number, process._replace(at=At.SLEEP)), "holder lives"
+            yield self.stepped(state, number, process._replace(at=At.SLEEP)), "holder lives"
 
     def inside(self, state: State, number: int, process: Process) -> Iterator[tuple[State, str]]:
         word = state.word
@@ -293,12 +293,12 @@ class Model:
             if self.groups[other] == self.groups[number] and sibling.member and sibling.at > At.ENTER:
                 at = At.WAKE_ALL if word.waiters and self.weakness is not Weakness.NO_PARK_WAKE else At.IDLE
                 parked = word._replace(owner=sibling.member, group=self.groups[number])
-                yield self._with(state, number, self.idly(process, at))._replace(word=parked), "park"
+                yield self.stepped(state, number, self.idly(process, at))._replace(word=parked), "park"
 
     def take(self, state: State, number: int, process: Process, waiters: bool, hungry: bool) -> State:
         if state.tainted and state.word.owner != DIRTY:
             raise Violation("a holder died inside, and the next one is not told")
-        after = self._with(state, number, self.idly(process, At.INSIDE), tainted=False)
+        after = self.stepped(state, number, self.idly(process, At.INSIDE), tainted=False)
         return after._replace(word=Word(process.member, NOBODY, waiters, hungry))
 
     def release(self, state: State, number: int, process: Process) -> State:
@@ -307,11 +307,11 @@ class Model:
         if self.weakness is Weakness.NO_WAKE and at == At.WAKE_ONE:
             at = At.IDLE
         left = Word(FREE, NOBODY, word.waiters if self.keeps_mark else word.hungry, word.hungry)
-        return self._with(state, number, self.idly(process, at))._replace(word=left)
+        return self.stepped(state, number, self.idly(process, at))._replace(word=left)
 
     def sweep(self, state: State, number: int, process: Process, member: int) -> State:
         word = state.word
-        after = self._with(state, number, process)
+        after = self.stepped(state, number, process)
         if word.owner != member:
             return after
         for other, living in enumerate(state.processes):
@@ -320,7 +320,7 @@ class Model:
         left = Word(FREE if self.weakness is Weakness.CLEAN else DIRTY)
         return self.awake(after, range(len(self.groups)))._replace(word=left)
 
-    def _mark(self, state: State, member: int, in_use: bool) -> State:
+    def marked(self, state: State, member: int, in_use: bool) -> State:
         marked = (*state.in_use[: member - 2], in_use, *state.in_use[member - 1 :])
         return state._replace(in_use=marked)
 
@@ -382,7 +382,7 @@ class Model:
 
     def wake(self, state: State, number: int, then: Process, who: str) -> Iterator[tuple[State, str]]:
         sleeping = [other for other, process in enumerate(state.processes) if self.sleeps(process, who)]
-        after = self._with(state, number, then)
+        after = self.stepped(state, number, then)
         if who == "all" or not sleeping:
             yield self.awake(after, sleeping), "wake all"
         else:

@@ -105,12 +105,9 @@ def test_crc32c_refuses_what_is_no_contiguous_buffer(local):
     for wrong in ("text", 7, None):
         with pytest.raises((TypeError, AttributeError)):
             local.crc32c(wrong)
-
-
-@pytest.mark.parametrize("value", [-1, 1 << 32, 1 << 70])
-def test_crc32c_refuses_a_value_of_more_than_32_bits(local, value):
-    with pytest.raises(OverflowError):
-        local.crc32c(b"a", value)
+    for value in (-1, 1 << 32, 1 << 70):
+        with pytest.raises(OverflowError):
+            local.crc32c(b"a", value)
 
 
 @given(data=st.binary(max_size=5000), value=st.integers(0, 0xFFFFFFFF))
@@ -247,13 +244,6 @@ def test_list_directory(local, tree, opening):
 
 
 @linux_only
-def test_a_large_directory_is_listed_whole(local, tmp_path):
-    for number in range(3000):
-        (tmp_path / f"{number:0100}").touch()
-    assert sorted(local.list_directory(str(tmp_path), "")) == sorted(os.listdir(tmp_path))
-
-
-@linux_only
 def test_renames_and_maps_go_through_no_link(local, tree, opening):
     for call in (
         lambda: local.map_file(tree, "away/file"),
@@ -350,22 +340,16 @@ def test_a_path_is_text(local, tmp_path):
 
 
 # --- map_file
-@pytest.mark.parametrize("size", [1, 4096, 4097, 1_000_000])
+@pytest.mark.parametrize("size", [0, 1, 4096, 4097, 1_000_000])
 def test_map_file(local, make_file, size):
     data = np.random.default_rng(size).bytes(size)
     mapped = local.map_file(*split(make_file(data)))
     assert len(mapped) == size
-    assert bytes(memoryview(mapped)) == data
+    assert bytes(memoryview(mapped)) == bytes(local.view(mapped, 0, size, checksum(data))) == data
     assert memoryview(mapped).readonly
-    with pytest.raises((TypeError, ValueError)):
-        np.frombuffer(mapped, "u1")[0] = 1
-
-
-def test_an_empty_file_is_an_empty_buffer(local, make_file):
-    mapped = local.map_file(*split(make_file(b"")))
-    assert len(mapped) == 0
-    assert bytes(memoryview(mapped)) == b""
-    assert bytes(local.view(mapped, 0, 0, 0)) == b""
+    if size:
+        with pytest.raises((TypeError, ValueError)):
+            np.frombuffer(mapped, "u1")[0] = 1
 
 
 def test_a_view_keeps_the_mapping(local, make_file):
@@ -404,16 +388,6 @@ def test_mapped_files_cost_no_descriptors(local, make_file):
     kept = [local.map_file(*split(path)) for _ in range(50)]
     assert descriptors_of(path) == []
     assert len(kept) == 50
-
-
-@linux_only
-def test_failing_to_map_leaks_nothing(local, make_file, tmp_path):
-    for _ in range(20):
-        with pytest.raises(IsADirectoryError):
-            local.map_file(*split(str(tmp_path)))
-        with pytest.raises(FileNotFoundError):
-            local.map_file(*split(str(tmp_path / "missing")))
-    assert descriptors_of(tmp_path) == []
 
 
 def test_what_can_not_be_mapped_is_an_os_error_with_its_name(local, make_file, tmp_path):
@@ -484,13 +458,6 @@ def test_view_is_the_slice(local, make_file, kind, offset, length):
     assert bytes(part) == data[offset : offset + length]
 
 
-def test_view_is_no_copy(local):
-    data = bytearray(b"0123456789")
-    part = local.view(data, 2, 3, checksum(b"234"))
-    data[2] = ord("x")
-    assert bytes(part) == b"x34"
-
-
 HUGE = [1 << 31, 1 << 32, (1 << 63) - 1, 1 << 63, (1 << 64) - 1, 1 << 200]
 
 
@@ -517,11 +484,6 @@ def test_view_finds_every_flipped_bit(local, size):
         with pytest.raises(ValueError, match=message):
             local.view(data, 0, size, stored)
         data[position] ^= 0x10
-
-
-def test_view_pads_checksums_to_eight_digits(local):
-    with pytest.raises(ValueError, match=r"stored 0x00000001, computed 0x00000000$"):
-        local.view(b"", 0, 0, 1)
 
 
 def test_view_lets_go_of_the_buffer(local):
@@ -563,31 +525,7 @@ def test_a_view_owns_nothing_but_its_buffer(local):
     assert gone() is None
 
 
-def test_threads_read_one_mapping(local, make_file):
-    data = os.urandom(1_000_000)
-    mapped = local.map_file(*split(make_file(data)))
-    stored = checksum(data[:100_000]), checksum(data)
-    failures = []
-
-    def read():
-        for _ in range(30):
-            if bytes(local.view(mapped, 0, 100_000, stored[0])) != data[:100_000]:
-                failures.append("wrong bytes")
-            local.view(memoryview(mapped), 0, len(data), stored[1])
-
-    run_threads(*[read] * 4)
-    assert failures == []
-
-
 # --- rename_noreplace
-def test_rename_moves_the_file(local, make_file, tmp_path):
-    source, target = make_file(b"new", "staged"), str(tmp_path / "0")
-    assert local.rename_noreplace(*split(source, target)) is None
-    assert not os.path.exists(source)
-    with open(target, "rb") as file:
-        assert file.read() == b"new"
-
-
 def test_rename_never_replaces(local, make_file):
     source, target = make_file(b"new", "staged"), make_file(b"old", "0")
     with pytest.raises(FileExistsError) as caught:
@@ -679,13 +617,6 @@ def test_ranges_are_checked(local, tmp_path, function, offset, length):
 
 
 # --- The modules
-def test_the_fallbacks_offer_the_same(local):
-    names = {"IMPLEMENTATION", "MappedFile", "allocate", "crc32c", "map_file", "rename_noreplace", "start_writeback"}
-    assert (names | {"view", "open_below", "list_directory"}) <= set(dir(local))
-    assert local.IMPLEMENTATION in MODULES
-    assert local.__name__ == MODULES[local.IMPLEMENTATION]
-
-
 @pytest.mark.parametrize(("pure_python", "expected"), [("1", "python"), ("0", "c")])
 def test_which_fallback_is_chosen(pure_python, expected):
     load(expected)

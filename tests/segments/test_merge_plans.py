@@ -11,7 +11,7 @@ import txstore
 from txstore.format.commitfile import RunName
 from txstore.format.packfile import PackName
 from txstore.segments.compaction import IN_OBJECTS, ON_DISK, merged_by_commit
-from txstore.storage import kept
+from txstore.storage.kept import PackCache
 from txstore.storage.objects import client
 
 BYTES = 16  # of an entry
@@ -173,7 +173,7 @@ def test_the_first_small_commit_after_a_load_moves_little(moved: list[int]) -> N
     url = f"memory://{uuid.uuid4().hex}"
     load(txstore.Repository(url), 0)
     load(txstore.Repository(url), 1)
-    kept._shared._empty()  # as in a process that has read nothing
+    PackCache().forget_all()  # as in a process that has read nothing
     repo = txstore.Repository(url)
     assert sum(name.length for name in repo.mapping().run_names) > 100_000
     del moved[:]

@@ -8,12 +8,12 @@ from typing import Any
 import pytest
 
 import txstore
+from tests.tools.inside import objects_of, staged, stored_commit
+from tests.tools.upkeep import below
 from tests.tools.waiting import wait_for_background_cleanup
 from txstore.format import names
 from txstore.history.branches_in_objects import BranchesInObjects
-from txstore.maintenance.reachable import data_packs
 from txstore.segments.object_writer import SENT_AGAIN
-from txstore.storage.interface import paths_in
 from txstore.storage.objects import client
 
 #: Returns a transaction, and the repository that is faster.
@@ -56,10 +56,13 @@ def overtaken(url: str, monkeypatch: pytest.MonkeyPatch) -> Overtaken:
         take_version, left = BranchesInObjects.take, list(theirs)
 
         def too_late(self: BranchesInObjects, *arguments: Any, **options: Any) -> Any:
-            if left and self is repo.engine.commits.store:
+            if left and not is_theirs:
+                is_theirs.append(True)
                 commit(other, left.pop(0), b"1")
+                is_theirs.clear()
             return take_version(self, *arguments, **options)
 
+        is_theirs: list[bool] = []
         monkeypatch.setattr(BranchesInObjects, "take", too_late)
         return transaction, other
 
@@ -93,7 +96,7 @@ def test_nothing_is_left_of_it_but_the_pack(overtaken: Overtaken) -> None:
     transaction, other = overtaken()
     transaction.commit()
     wait_for_background_cleanup()
-    assert not paths_in(other.engine.commits.storage, names.STAGING)
+    assert not staged(other)
     other.vacuum(keep=1)
     assert {key: other.mapping()[key] for key in VALUES} == VALUES
 
@@ -104,14 +107,14 @@ def test_a_transaction_that_is_given_up_then_takes_its_pack_along(overtaken: Ove
         transaction.commit()
     assert bytes(transaction["x/a"]) == VALUES["x/a"]
     transaction.rollback()
-    assert not list(data_packs(other.engine.commits))
-    assert not paths_in(other.engine.commits.storage, names.STAGING)
+    assert not [path for path, _ in below(objects_of(other), "packs")]
+    assert not staged(other)
 
 
 def test_its_run_can_be_made_anew(overtaken: Overtaken) -> None:
     transaction, other = overtaken()
     transaction.commit()
-    stored, objects = other.engine.commits.files.read("main", 2), other.engine.storage.objects
+    stored, objects = stored_commit(other, 2), objects_of(other)
     content = bytearray(objects.get(stored.path))
     content[stored.header.sections[0].offset + 20] ^= 1
     objects.put(stored.path, [bytes(content)])

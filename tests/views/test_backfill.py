@@ -5,7 +5,6 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import zarr
 
 import txstore
 from tests.tools.killed import killed_after
@@ -99,15 +98,6 @@ def test_all_parts_are_of_one_commit(repo: txstore.Repository, view: DeclaredVie
     assert not view.is_current()
     with repo.transaction() as store:
         store.restore("image/0", at=before)
-    assert view.is_current()
-    assert fits(repo)
-
-
-@pytest.mark.parametrize("size", [40, 24])
-def test_a_source_of_another_shape(repo: txstore.Repository, view: DeclaredView, size: int) -> None:
-    stopped_after(3, view)
-    commit(repo, lambda store: zarr.open_array(store, path="image/0").resize((size, size)))
-    view.update(step=STEP)
     assert view.is_current()
     assert fits(repo)
 
