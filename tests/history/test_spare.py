@@ -9,10 +9,9 @@ import pytest
 
 import txstore
 from tests.tools.commits import set_keys
-from tests.tools.faults import always
+from tests.tools.faults import Watched, always, watch
 from txstore.format import names
-from txstore.history.branches_on_disk import BranchesOnDisk
-from txstore.history.commits import Commits
+from txstore.format.records import HeadCache
 from txstore.history.full_disk import Spare
 
 
@@ -22,15 +21,24 @@ def overwrite(path: Path, times: int, durability: str = "fsync") -> None:
         set_keys(repo, {"a": bytes([number]) * (1 << 20)}, f"{number}")
 
 
-def opened(path: Path) -> Commits:
-    return txstore.Repository(path).engine.commits
+def spare_of(repo: txstore.Repository) -> Spare:
+    return Spare(repo.engine.commits, "main")
 
 
-def make_room(path: Path) -> None:
-    spare = Spare(opened(path), "main")
-    spare.delete_head_cache()
-    spare.delete_guard()
-    spare.restore()
+def watched(path: Path) -> tuple[Spare, Watched]:
+    repo = txstore.Repository(path)
+    calls = watch(repo)
+    return spare_of(repo), calls
+
+
+def synced(calls: Watched) -> set[str]:
+    """The commits that are synced."""
+    return {path for _, path in calls.named("sync_file") if path.startswith("commits/")}
+
+
+def is_durable(path: Path) -> bool:
+    """Tell what the head cache says."""
+    return HeadCache.decode((path / names.head_cache_path("main")).read_bytes()).durable
 
 
 @pytest.fixture
@@ -38,82 +46,53 @@ def path(tmp_path: Path) -> Path:
     return tmp_path / "data.tx"
 
 
-@pytest.fixture
-def synced(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The versions of the commits that are synced."""
-    versions, sync = list[int](), BranchesOnDisk._sync_files
-
-    def note(self: BranchesOnDisk, stored):
-        versions.append(stored.header.version)
-        sync(self, stored)
-
-    monkeypatch.setattr(BranchesOnDisk, "_sync_files", note)
-    return versions
-
-
-def test_a_head_cache_that_is_written_again_is_true(path, synced):
-    """What it calls durable has been synced (I1)."""
+@pytest.mark.parametrize("meanwhile", [False, True])
+def test_a_head_cache_that_is_written_again_is_true(path, meanwhile):
+    """What it calls durable has been synced (I1), also of commits that are made meanwhile."""
     overwrite(path, 1)
-    overwrite(path, 3, durability="none")
-    synced.clear()
-    make_room(path)
-    commits = opened(path)
-    assert commits.store.head_caches.read("main").durable
-    assert sorted(synced) == [1, 2, 3]
-
-
-def test_commits_that_are_made_meanwhile_are_synced(path, synced):
-    overwrite(path, 1)
-    spare = Spare(opened(path), "main")
+    if not meanwhile:
+        overwrite(path, 3, durability="none")
+    spare, calls = watched(path)
     spare.delete_head_cache()
-    overwrite(path, 2, durability="none")
-    synced.clear()
+    spare.delete_guard()
+    if meanwhile:
+        overwrite(path, 3, durability="none")
+        calls.calls.clear()
     spare.restore()
-    assert opened(path).store.head_caches.read("main").durable
-    assert sorted(synced) == [1, 2]
+    assert is_durable(path)
+    assert synced(calls) == {names.commit_path("main", version) for version in (1, 2, 3)}
 
 
 @pytest.mark.parametrize("is_killed", [False, True])
-def test_of_a_copy_everything_is_synced_before_its_head_cache_goes(path, tmp_path, monkeypatch, is_killed):
+def test_of_a_copy_everything_is_synced_before_its_head_cache_goes(path, tmp_path, is_killed):
     """The head cache of the original tells that nobody has synced the copy; nothing else does."""
     overwrite(path, 3)
     copy = tmp_path / "copy.tx"
     shutil.copytree(path, copy)
-    files, sync = set[str](), type(opened(copy).storage).sync_file
-
-    def note(self, path):
-        files.add(path)
-        sync(self, path)
-
-    monkeypatch.setattr(type(opened(copy).storage), "sync_file", note)
-    spare = Spare(opened(copy), "main")
+    spare, calls = watched(copy)
     spare.delete_head_cache()
     if not is_killed:
         spare.restore()
-    assert {names.commit_path("main", version) for version in range(3)} <= files
+    assert synced(calls) >= {names.commit_path("main", version) for version in range(3)}
 
 
-def test_a_sync_that_fails_is_told(path, monkeypatch):
+def test_a_sync_that_fails_is_told(path):
     """Who tried again would be told that all is well (I9)."""
     overwrite(path, 1)
-    spare = Spare(opened(path), "main")
+    spare, calls = watched(path)
     spare.delete_head_cache()
     overwrite(path, 1, durability="none")
-    monkeypatch.setattr(BranchesOnDisk, "_sync_files", fail(errno.EIO))
+    calls.before["sync_file"] = always(OSError(errno.EIO, "failed"))
     with pytest.raises(OSError, match="failed"):
         spare.restore()
-    assert not opened(path).store.head_caches.read("main").durable
-
-
-def fail(number: int):
-    return always(OSError(number, "failed"))
+    assert not is_durable(path)
 
 
 @pytest.mark.parametrize("what", ["commit", "vacuum"])
 @pytest.mark.parametrize("durability", ["fsync", "none"])
 def test_who_comes_after_one_that_was_killed_writes_the_guard(path, what, durability):
     overwrite(path, 3)
-    Spare(opened(path), "main").delete_guard()
+    spare_of(txstore.Repository(path)).delete_guard()
     if what == "vacuum":
         txstore.Repository(path, durability=durability).vacuum()
     else:
@@ -122,19 +101,18 @@ def test_who_comes_after_one_that_was_killed_writes_the_guard(path, what, durabi
     assert os.path.exists(path / names.GUARD)
 
 
-def test_a_process_that_could_not_write_the_guard_tries_again(path, monkeypatch):
+def test_a_process_that_could_not_write_the_guard_tries_again(path):
     """Others have taken its room. Commits do not fail for that."""
     overwrite(path, 2)
     repo = txstore.Repository(path)
-    commits = repo.engine.commits
     set_keys(repo, {"a": b"1"})
-    spare = Spare(commits, "main")
+    spare, calls = spare_of(repo), watch(repo)
     spare.delete_guard()
-    with monkeypatch.context() as patched:
-        patched.setattr(commits.storage, "write_once", fail(errno.ENOSPC))
-        spare.restore()
-        set_keys(repo, {"a": b"2"})
+    calls.before["write_once"] = always(OSError(errno.ENOSPC, "failed"))
+    spare.restore()
+    set_keys(repo, {"a": b"2"})
     assert not os.path.exists(path / names.GUARD)
+    calls.before.clear()
     set_keys(repo, {"a": b"3"})
     assert repo.verify().faults == []
 
@@ -144,7 +122,7 @@ def test_the_guard_comes_back_where_nothing_else_creates_it(options):
     url = f"memory://spare/{len(options)}.tx"
     repo = txstore.Repository(url, **options)
     set_keys(repo, {"a": b"1"})
-    Spare(repo.engine.commits, "main").delete_guard()
+    spare_of(repo).delete_guard()
     again = txstore.Repository(url, **options)
     set_keys(again, {"a": b"2"})
     assert again.verify().faults == []

@@ -33,18 +33,13 @@ def test_what_does_not_fit_is_said_at_construction_all_of_it(repo):
         assert part in str(caught.value)
 
 
-def test_arrays_without_a_dimension_have_no_samples(repo):
-    with repo.transaction() as store:
-        zarr.create_array(store, name="scalar", data=np.array(3.0))
-    with pytest.raises(txstore.SchemaError, match="no dimension"):
-        Samples(repo, "scalar")
-
-
-def test_a_group_is_no_array_and_nothing_is_not_enough(repo):
+def test_what_has_no_samples(repo):
     with repo.transaction() as store:
         zarr.create_group(store, path="g")
-    with pytest.raises(txstore.SchemaError, match="no array at 'g'"):
-        Samples(repo, ["g"])
+        zarr.create_array(store, name="scalar", data=np.array(3.0))
+    for path, words in (("scalar", "no dimension"), ("g", "no array at 'g'")):
+        with pytest.raises(txstore.SchemaError, match=words):
+            Samples(repo, [path])
     with pytest.raises(ValueError, match="at least one array"):
         Samples(repo, [])
 

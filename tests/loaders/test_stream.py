@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 import txstore
 from tests.loaders.training_data import COUNT, WINDOW, numbers_of, write
 from tests.system.processes.test_descriptors import AT_MOST, held
-from tests.tools.workers import SPAWN
 from txstore.loaders import Samples, SampleStream
 from txstore.loaders.reading import Order
 
@@ -210,48 +209,6 @@ def test_a_child_that_is_forked_in_mid_epoch_iterates_and_the_parent_goes_on(sam
             os._exit(2)
     assert os.waitpid(child, 0)[1] == 0
     assert sorted(numbers_of(before) + numbers_of(items)) == list(range(COUNT))
-
-
-def test_a_killed_process_is_resumed_without_a_sample_twice_or_missing(samples, repo, tmp_path):
-    def killed_after(count, most=None):
-        ours, theirs = SPAWN.Pipe()
-        process = SPAWN.Process(target=train, args=(theirs, samples, tmp_path / "state.json", most), daemon=True)
-        process.start()
-        theirs.close()
-        seen = []
-        try:
-            while len(seen) < count:
-                seen.append(ours.recv())
-        except EOFError:
-            pass
-        process.kill()
-        process.join()
-        ours.close()
-        return json.loads((tmp_path / "state.json").read_text())["trained"]
-
-    assert 0 < len(killed_after(30, most=COUNT // 2)) < COUNT
-    trained = killed_after(COUNT)
-    assert sorted(trained) == list(range(COUNT))
-
-
-def train(pipe, samples, saved, most) -> None:
-    """Train on each sample, and save, in one step, what was trained and where the stream stands.
-
-    Not on more than `most` samples: then be killed, whenever that comes.
-    """
-    stream = SampleStream(samples, window=WINDOW)
-    trained = []
-    if saved.exists():
-        checkpoint = json.loads(saved.read_text())
-        trained = checkpoint["trained"]
-        stream.load_state_dict(checkpoint["state"])
-    for item in stream:
-        trained += numbers_of([item])
-        saved.with_suffix(".new").write_text(json.dumps({"trained": trained, "state": stream.state_dict()}))
-        os.replace(saved.with_suffix(".new"), saved)
-        pipe.send(trained[-1])
-        if len(trained) == most:
-            pipe.recv()
 
 
 def test_memory_is_bounded_by_the_window(repo):

@@ -1,4 +1,4 @@
-"""Batches of chunks, in C and in Python: what both say of the same rows; what is stored is hostile."""
+"""Batches of chunks, in C and in Python: frames, odd rows, hostile values. Arrays: tests/pipeline/test_equality.py."""
 
 import random
 import struct
@@ -76,35 +76,6 @@ def encoded(chunks: Any, made: Any, keys: tuple[bytes, ...], room: int = 1 << 16
     return found
 
 
-def test_chunks_are_read_to_their_places(chunks: Any) -> None:
-    values = np.arange(24, dtype="i4").reshape(4, 6)
-    parts = [values[y : y + 2, x : x + 3].tobytes() for y in (0, 2) for x in (0, 3)]
-    pack = b"junk" + b"".join(parts)
-    rows = [row((slice(0, 2, 1), slice(0, 3, 1)), (slice(y, y + 2), slice(x, x + 3))) for y in (0, 2) for x in (0, 3)]
-    refs = [ref(part, 0, 4 + 24 * at) for at, part in enumerate(parts)]
-    out = np.full((4, 6), -1, "i4")
-    assert batch(chunks, rows, out, (2, 3), writable=True).read([pack], table(*refs), 3) == bytes(4)
-    assert (out == values).all()
-
-
-def test_parts_steps_integers_and_missing_chunks(chunks: Any) -> None:
-    values = np.arange(12, dtype="i4").reshape(3, 4)
-    out = np.full(5, -1, "i4")
-    rows = [row((1, slice(0, 4, 2)), (slice(0, 2),)), row((0, slice(1, 4, 1)), (slice(2, 5),))]
-    made = batch(chunks, rows, out, (3, 4), writable=True, fill=struct.pack("<i", 9))
-    assert made.read([values.tobytes()], table(ref(values.tobytes()), (-1, 0, 0, 0)), 1) == bytes([0, chunks.MISSING])
-    assert out.tolist() == [4, 6, 9, 9, 9]
-
-
-def test_other_strides(chunks: Any) -> None:
-    values = np.arange(6, dtype="i4").reshape(2, 3)
-    out = np.empty((3, 4), "i4").T[1:3]
-    made = batch(chunks, [row((slice(0, 2), slice(0, 3)), (slice(0, 2), slice(0, 3)))], out, (2, 3), strides=(4, 8),
-                 writable=True)  # fmt: skip
-    assert made.read([values.tobytes("F")], table(ref(values.tobytes("F"))), 1) == bytes(1)
-    assert (out == values).all()
-
-
 @pytest.mark.parametrize(
     ("chunk", "out"),
     [
@@ -169,16 +140,6 @@ def test_large_values_are_aligned(chunks: Any) -> None:
     _, count = made.encode((b"a", b"bc"), bytes(2), arena, 72, 0, 1)
     assert count == 2
     assert all(offset % 64 == 0 for _, offset, *_ in np.frombuffer(made.placed(), np.int64).reshape(-1, 5).tolist())
-
-
-def test_what_is_not_written_of_a_chunk_is_the_fill_value(chunks: Any) -> None:
-    made = batch(chunks, [row((slice(1, 3),), (slice(0, 2),))], np.array([5, 6], "i4"), (4,), fill=struct.pack("<i", 9))
-    assert encoded(chunks, made, (b"k",)) == [np.array([9, 5, 6, 9], "i4").tobytes()]
-
-
-def test_one_value_for_all(chunks: Any) -> None:
-    made = batch(chunks, [row((slice(0, 3), 1), (slice(0, 3),))], np.array(7, "i4"), (3, 2))
-    assert encoded(chunks, made, (b"k",)) == [np.array([0, 7, 0, 7, 0, 7], "i4").tobytes()]
 
 
 def test_chunks_of_fill_values_are_not_stored(chunks: Any) -> None:

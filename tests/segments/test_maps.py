@@ -39,29 +39,14 @@ def put(repo: txstore.Repository, value: bytes) -> None:
         transaction["value"] = value
 
 
-def put_more(repo: txstore.Repository, value: bytes) -> None:
-    """Put several values, and this one last: so often that the runs are merged that lie in the old files."""
-    for number in range(4):
-        put(repo, b"%d" % number)
-    put(repo, value)
-
-
 def replace(repo: txstore.Repository, value: bytes) -> None:
-    """Put a value, and delete all that held the one before."""
-    put_more(repo, value)
+    """Put a value, and delete all that held the one before: so often that the runs are merged in the old files."""
+    for each in (*(b"%d" % number for number in range(4)), value):
+        put(repo, each)
     assert repo.vacuum(keep=1).files > 3
 
 
 def test_a_writer_that_vacuums(open_repo: OpenRepo, tmp_path: Path) -> None:
-    repo = open_repo(durability="none")
-    for number in range(8):
-        put(repo, bytes([number]) * LARGE)
-        assert repo.mapping()["value"][0] == number
-        repo.vacuum(keep=1)
-        assert kept_from_the_disk(tmp_path) == 0
-
-
-def test_a_session_that_vacuums(open_repo: OpenRepo, tmp_path: Path) -> None:
     repo = open_repo(durability="none")
     store = txstore.TxStore(repo)
     array = zarr.create_array(store, name="x", shape=(LARGE,), chunks=(LARGE // 4,), dtype="u1", compressors=None)
@@ -83,19 +68,6 @@ def test_a_reader_that_reads_no_more(open_repo: OpenRepo, tmp_path: Path) -> Non
     replace(writer, b"new" * LARGE)
     assert kept_from_the_disk(tmp_path) == 0
     assert reader.mapping()["value"][:3] == b"new"
-
-
-def test_a_reader_that_has_gone_on(open_repo: OpenRepo, tmp_path: Path) -> None:
-    writer, reader = open_repo(durability="none"), open_repo()
-    put(writer, b"old" * LARGE)
-    old = reader.mapping()
-    assert old["value"][:3] == b"old"
-    put_more(writer, b"new" * LARGE)
-    new = reader.mapping()  # not read so far
-    del old
-    assert writer.vacuum(keep=1).files > 3
-    assert kept_from_the_disk(tmp_path) == 0
-    assert new["value"][:3] == b"new"
 
 
 def test_what_is_read_stays(open_repo: OpenRepo, tmp_path: Path) -> None:

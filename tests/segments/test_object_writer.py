@@ -7,6 +7,7 @@ from collections.abc import Sequence
 
 import pytest
 
+from tests.tools.faults import Watched, always
 from tests.tools.waiting import TIMEOUT, wait_for_background_cleanup, wait_until
 from txstore.format import names, packfile
 from txstore.format.encoding import crc32c
@@ -24,24 +25,19 @@ class Uploads:
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, at_once: int = 1, long: int = 1000) -> None:
         monkeypatch.setattr(object_writer, "LONG", long)
         monkeypatch.setattr(object_writer, "INLINE_SIZE", 0)
-        self.objects = open_objects(f"memory://{uuid.uuid4().hex}")
+        self.objects = Watched(open_objects(f"memory://{uuid.uuid4().hex}"))
+        self.storage = RemoteStorage(self.objects)
         self.parts: list[Sequence[bytes]] = []
         self.together = threading.Barrier(at_once, timeout=TIMEOUT)
-        self.error: BaseException | None = None
-        put = self.objects.put
+        self.objects.before["put"] = self.note
 
-        def noting(path: str, parts: Sequence[bytes]) -> None:
-            if path.startswith(names.PACKS):
-                if self.error is not None:
-                    raise self.error
-                self.parts.append(parts)
-                self.together.wait()
-            put(path, parts)
-
-        monkeypatch.setattr(self.objects, "put", noting)
+    def note(self, path: str, parts: Sequence[bytes]) -> None:
+        if path.startswith(names.PACKS):
+            self.parts.append(parts)
+            self.together.wait()
 
     def writer(self) -> ObjectWriter:
-        return ObjectWriter(RemoteStorage(self.objects), os.urandom(16), 0, bytes(16))
+        return ObjectWriter(self.storage, os.urandom(16), 0, bytes(16))
 
 
 def append(writer: ObjectWriter, value: bytes | bytearray) -> Staged:
@@ -111,10 +107,10 @@ def test_a_long_value_whose_upload_was_interrupted_is_not_sent_later(monkeypatch
     uploads = Uploads(monkeypatch)
     monkeypatch.setattr(_Room, "take_now", lambda room, length: False)
     writer = uploads.writer()
-    uploads.error = KeyboardInterrupt()
+    uploads.objects.before["put"] = always(KeyboardInterrupt)
     with pytest.raises(KeyboardInterrupt):
         append(writer, bytearray(5000))
-    uploads.error = None
+    uploads.objects.before["put"] = uploads.note
     with pytest.raises(OSError, match="interrupted"):
         writer.finish(writer.size)
     assert not uploads.parts
@@ -123,14 +119,11 @@ def test_a_long_value_whose_upload_was_interrupted_is_not_sent_later(monkeypatch
 
 def test_what_is_let_go_of_takes_one_request_and_no_thread_for_single_ones(monkeypatch: pytest.MonkeyPatch) -> None:
     """A backend may delete two objects by single requests: what waits for these must not take the last thread."""
-    uploads, free, deleted = Uploads(monkeypatch), threading.Event(), list[Sequence[str]]()
-    delete = uploads.objects.delete
-    monkeypatch.setattr(uploads.objects, "delete", lambda paths: deleted.append(paths) or delete(paths))
-    storage = RemoteStorage(uploads.objects)
-    writer = ObjectWriter(storage, os.urandom(16), 0, bytes(16))
+    uploads, free = Uploads(monkeypatch), threading.Event()
+    writer = uploads.writer()
     append(writer, b"value")
     writer.finish(writer.size)
-    storage.staged.forget(writer.path)  # its version is taken
+    uploads.storage.staged.forget(writer.path)  # its version is taken
     threads = executor("single request", REQUESTS)
     blocked = [threads.submit(free.wait, TIMEOUT) for _ in range(REQUESTS)]
     try:
@@ -140,5 +133,5 @@ def test_what_is_let_go_of_takes_one_request_and_no_thread_for_single_ones(monke
         free.set()
         for each in blocked:
             each.result()
-    assert deleted == [[writer.path, writer.path + names.LEASE]]
+    assert uploads.objects.named("delete") == [("delete", [writer.path, writer.path + names.LEASE])]
     assert not uploads.objects.list(names.STAGING)

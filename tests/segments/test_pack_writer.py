@@ -79,13 +79,6 @@ def test_threads_append_and_read_at_the_same_time(writer: PackWriter, tmp_path: 
     assert len(frames(tmp_path / "pack", writer.size)) == len(done)
 
 
-def test_a_small_pack_is_no_file_before_it_is_finished(writer: PackWriter, tmp_path: Path) -> None:
-    append(writer, 1, b"value")
-    assert not (tmp_path / "pack").exists()
-    writer.finish(writer.size)
-    assert (tmp_path / "pack").exists()
-
-
 @pytest.mark.parametrize("size", [10, 50_000, 200_000])
 def test_frames_overwrite_what_an_attempt_to_commit_has_left(writer: PackWriter, tmp_path: Path, size: int) -> None:
     staged = [append(writer, 1, b"first")]

@@ -273,17 +273,6 @@ def test_what_is_planned_never_overlaps_and_holds_what_is_wanted() -> None:
                 assert inside == high - low
 
 
-def test_packs_are_forgotten_in_turn(objects: FakeObjects, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranged_packs, "MAX_READERS", 3)
-    packs = RemotePacks(objects, new_cache())
-    names = [PackName(bytes([i]) * 16) for i in range(5)]
-    first = packs.get(names[0]).reader
-    assert packs.get(names[0]).reader is first
-    for name in names:
-        packs.get(name)
-    assert packs.get(names[0]).reader is not first
-
-
 # --- threads
 class Waits:
     """What threads have waited for, or are waiting for: their turn, unless it came at once, and what others fetch."""
@@ -495,7 +484,7 @@ def test_nobody_waits_for_ever_for_a_loop_that_was_stopped(objects, monkeypatch)
         other.close()
 
 
-async def test_what_fails_or_is_too_much_is_left_to_threads(awaited, monkeypatch):
+async def test_what_fails_is_left_to_threads(awaited: FakeObjects) -> None:
     values = Values(awaited, 10, 1000)
     content = awaited.contents.pop(values.name.path)
     assert await value_of(values, 3) is None
@@ -505,8 +494,6 @@ async def test_what_fails_or_is_too_much_is_left_to_threads(awaited, monkeypatch
     assert await values.pack.reader.try_ranges([(0, 64)]) is None  # the head of another pack
     awaited.contents[values.name.path] = content
     assert await value_of(values, 3) == values.values[3]
-    monkeypatch.setattr(ranged_packs, "AWAITED", 0)
-    assert await value_of(values, 5) is None
     assert await value_of(values, 3) == values.values[3]  # at hand
     awaited.try_range = None
     assert await value_of(values, 5) is None
