@@ -17,7 +17,6 @@ from tests.system.processes.ranks import (
     Refused,
     assert_tidy,
     content,
-    is_committed,
     named,
     ranks,
     stage,
@@ -233,61 +232,6 @@ def test_two_end_it_at_once(repo: txstore.Repository) -> None:
     assert_tidy(repo)
 
 
-def test_the_second_before_the_first_has_sealed(repo: txstore.Repository) -> None:
-    """Between holding the record and sealing it, whoever looks must not take the ender for dead."""
-    stage_all(repo)
-    storage, seen = watch(repo), []
-    transaction = existing(repo, NAME)
-    other = txstore.Repository(repo.url)
-
-    def look(source: str, target: str) -> None:
-        if target == names.sealed_path(bytes.fromhex(transaction.id)) or source.endswith(".sealed"):
-            with pytest.raises(TransactionStateError, match="another process"):
-                existing(other, NAME).commit()
-            seen.append(len(other.transactions()))
-
-    storage.before["rename_noreplace"] = storage.after["rename_noreplace"] = look
-    transaction.commit()
-    assert seen == [1, 1]
-    assert content(repo) == KEYS
-
-
-@pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_it_ends_while_another_opens_its_record(repo: txstore.Repository, end: str, monkeypatch: Any) -> None:
-    """What is held then is a file without a name, which says nothing."""
-    transaction = stage_all(repo)
-    late = existing(repo, NAME)
-    real, hooks = (txstore.storage.local._hold, [lambda: getattr(existing(txstore.Repository(repo.url), NAME), end)()])
-
-    def interrupted(descriptor: int) -> bool:
-        if hooks:
-            hooks.pop()()
-        return real(descriptor)
-
-    monkeypatch.setattr(txstore.storage.local, "_hold", interrupted)
-    with pytest.raises(TransactionStateError, match="has ended"):
-        late.commit()
-    assert (repo.head() is not None) == (end == "commit")
-    if end == "commit":
-        assert is_committed(repo, transaction)
-        assert content(repo) == KEYS
-    assert_tidy(repo)
-
-
-def test_the_name_is_freed_under_the_lock_that_it_is_given_under(repo: txstore.Repository) -> None:
-    """Else the one who has just begun the next transaction of this name could lose it."""
-    stage_all(repo)
-    storage, freed = watch(repo), []
-
-    def look(path: str) -> None:
-        if path == names.named_path(NAME):
-            freed.append(repo.engine.storage.is_held(names.STAGING_LOCK))
-
-    storage.before["delete"] = look
-    existing(repo, NAME).commit()
-    assert freed == [True]
-
-
 def test_it_ends_while_another_joins(repo: txstore.Repository) -> None:
     """Who has found it, and comes too late, begins the next one."""
     transaction = stage_all(repo)
@@ -331,33 +275,6 @@ def test_it_can_be_ended_in_its_block(repo: txstore.Repository, end: str) -> Non
         with pytest.raises(TransactionStateError, match="begin a new one"):
             store["b"] = b""
     assert named(repo) == []
-    assert_tidy(repo)
-
-
-def test_a_transaction_with_nothing_staged_makes_no_commit(repo: txstore.Repository) -> None:
-    stage(repo)
-    assert repo.transaction(name=NAME).commit() is None
-    assert repo.head() is None
-    assert named(repo) == []
-    assert_tidy(repo)
-
-
-# --- conflicts with commits that others made
-def test_a_conflict_leaves_it_staged(repo: txstore.Repository) -> None:
-    with repo.transaction() as store:
-        store["c"] = b"old"
-    transaction = stage_all(repo)
-    with repo.transaction() as store:
-        store["c"] = value_of("c")
-    for _ in range(2):
-        with pytest.raises(txstore.ConflictError) as conflict:
-            repo.transaction(name=NAME).commit()
-        assert conflict.value.keys == ("c",)
-        assert repo.transactions()[0].id == transaction
-    assert content(repo) == ["c"]
-    with repo.transaction(name=NAME) as store:
-        assert sorted(store) == KEYS
-        store.rollback()
     assert_tidy(repo)
 
 
@@ -423,27 +340,6 @@ def test_listing_while_it_ends(repo: txstore.Repository, end: str) -> None:
         assert named(repo) == []
     assert step > 10
     getattr(existing(repo, NAME), end)()
-
-
-def test_looking_while_it_ends(repo: txstore.Repository) -> None:
-    for step in itertools.count():
-        stage_all(repo)
-        looking = txstore.Repository(repo.url)
-        steps = itertools.count()
-
-        def end_it(*_: Any, at: int = step, steps: Any = steps) -> None:
-            if next(steps) == at:
-                existing(txstore.Repository(repo.url), NAME).rollback()
-
-        watch(looking).before = BeforeEach(end_it)
-        try:
-            assert existing(looking, NAME).changes()["set"] in ([], KEYS[:1], KEYS[:2], KEYS)
-        except TransactionStateError as error:
-            if error.state != "ended":
-                raise
-        if next(steps) <= step:
-            break
-    existing(repo, NAME).rollback()
 
 
 def test_who_begins_anew_begins_after_the_last_commit_of_the_name(repo, monkeypatch):

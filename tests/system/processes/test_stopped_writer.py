@@ -61,22 +61,6 @@ def test_each_step_of_a_commit(repo):
     assert seen_after_it > 0
 
 
-def test_each_step_of_the_first_commit(open_repo):
-    """The writer creates the repository: there is none, or a whole one."""
-    for step in range(200):
-        repo = open_repo(f"{step}.tx")
-        with forked(commit_with_signal, repo.url, step, signal.SIGSTOP) as writer:
-            status = status_of(writer)
-            if not os.WIFSTOPPED(status):
-                break
-            assert in_time(lambda repo=repo: look_anew(repo.url)) in ([], [f"step {step}"])
-            os.kill(writer, signal.SIGCONT)
-            assert status_of(writer) == 0
-        assert look(repo) == [f"step {step}"]
-    assert status == 0
-    assert step > 15
-
-
 def commit_other(url: str) -> None:
     with txstore.Repository(url).begin("other") as transaction:
         transaction["other"] = b"1"
