@@ -12,6 +12,18 @@ def create(store: TxStore, path: str, zarr_format: int = 3) -> None:
     zarr.create_array(store, name=path, data=np.zeros(8, "i8"), chunks=(4,), zarr_format=zarr_format)
 
 
+def names(store: TxStore, path: str = "") -> list[str]:
+    return sorted(zarr.open_group(store, path=path, mode="r").keys())
+
+
+def create_again(store: TxStore, path: str) -> str:
+    try:
+        create(store, path)
+    except zarr.errors.ContainsArrayError:
+        return "there is one"
+    return "created"
+
+
 @pytest.mark.parametrize("zarr_format", [2, 3])
 @pytest.mark.parametrize("path", ["y", "group/y"])
 def test_an_array_that_another_has_created_is_opened(repo, store, path, zarr_format):
@@ -23,6 +35,19 @@ def test_an_array_that_another_has_created_is_opened(repo, store, path, zarr_for
             member.leave()
     store.commit()
     assert committed(repo, path) == [1] * 4 + [2] * 4
+
+
+def test_a_group_is_listed_with_what_others_have_created(repo, store):
+    with members(store, 2) as (creator, other):
+        creator.do(create, "group/y")
+        assert other.do(names, "group") == ["y"]
+        creator.do(create, "group/z")
+        assert other.do(names, "group") == ["y", "z"]
+        assert other.do(create_again, "group/z") == "there is one"
+        for member in (creator, other):
+            member.leave()
+    store.commit()
+    assert committed(repo, "group/z") == [0] * 8
 
 
 def opens(store: TxStore, path: str) -> bool:

@@ -237,6 +237,10 @@ def set_attribute(store: TxStore, value: int) -> None:
     zarr.open_array(store, path="x").attrs["a"] = value
 
 
+def resize(store: TxStore, *shape: int) -> None:
+    zarr.open_array(store, path="x").resize(shape)
+
+
 @pytest.mark.parametrize("name", [None, "job"])
 @pytest.mark.parametrize("then", [(append_whole, 2), (set_attribute, 2)], ids=["append", "attributes"])
 def test_who_goes_on_after_a_half_append_does_not_hide_it(repo, then, name):
@@ -259,3 +263,17 @@ def test_who_goes_on_after_a_half_append_does_not_hide_it(repo, then, name):
     store.commit(allow_lost=True)
     rows = [2] * 4 if is_again else [] if name is None else [0] * 4 + [2] * 4
     assert committed(repo)[32:] == [1] * 4 + rows[: 4 if then[0] is set_attribute else None]
+
+
+@pytest.mark.parametrize("lost", [(set_attribute, 1), (resize, 36)], ids=["attributes", "resize"])
+def test_what_is_done_again_in_a_document_is_not_lost(repo, store, lost):
+    """Also where the one that died had changed its shape before, in a block that it had left."""
+    with members(store, 2) as (worker, other):
+        worker.do(locked, "x", txstore.APPEND, append_whole, 1)
+        worker.do(enter)
+        worker.do(locked, "x", txstore.METADATA, *lost)
+        worker.kill()
+        other.do(locked, "x", txstore.METADATA, *lost)
+        other.leave()
+    store.commit()
+    assert committed(repo)[32:] == [1] * 4

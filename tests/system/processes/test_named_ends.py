@@ -6,6 +6,7 @@ import queue
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from tests.system.processes.ranks import (
     Refused,
     assert_tidy,
     content,
+    is_committed,
     named,
     ranks,
     stage,
@@ -212,7 +214,7 @@ def test_two_end_it_at_once(repo: txstore.Repository) -> None:
 
     def end_too(*_: Any) -> None:
         other = txstore.Repository(repo.url)
-        if not other.engine.storage.exists(names.sealed_path(bytes.fromhex(transaction.id))):
+        if not Path(repo.url, names.sealed_path(bytes.fromhex(transaction.id))).exists():
             return
         for end in (
             lambda: existing(other, NAME).commit(),
@@ -230,6 +232,63 @@ def test_two_end_it_at_once(repo: txstore.Repository) -> None:
     assert content(repo) == KEYS
     assert len(list(repo.log())) == 1
     assert_tidy(repo)
+
+
+def test_the_second_before_the_first_has_sealed(repo: txstore.Repository) -> None:
+    """Between holding the record and sealing it, whoever looks must not take the ender for dead."""
+    stage_all(repo)
+    storage, seen = watch(repo), []
+    transaction = existing(repo, NAME)
+    other = txstore.Repository(repo.url)
+
+    def look(source: str, target: str) -> None:
+        if target == names.sealed_path(bytes.fromhex(transaction.id)) or source.endswith(".sealed"):
+            with pytest.raises(TransactionStateError, match="another process"):
+                existing(other, NAME).commit()
+            seen.append(len(other.transactions()))
+
+    storage.before["rename_noreplace"] = storage.after["rename_noreplace"] = look
+    transaction.commit()
+    assert seen == [1, 1]
+    assert content(repo) == KEYS
+
+
+@pytest.mark.parametrize("end", ["commit", "rollback"])
+def test_it_ends_while_another_opens_its_record(repo: txstore.Repository, end: str, monkeypatch: Any) -> None:
+    """What is held then is a file without a name, which says nothing."""
+    transaction = stage_all(repo)
+    late = existing(repo, NAME)
+    real, hooks = (txstore.storage.local._hold, [lambda: getattr(existing(txstore.Repository(repo.url), NAME), end)()])
+
+    def interrupted(descriptor: int) -> bool:
+        if hooks:
+            hooks.pop()()
+        return real(descriptor)
+
+    monkeypatch.setattr(txstore.storage.local, "_hold", interrupted)
+    with pytest.raises(TransactionStateError, match="has ended"):
+        late.commit()
+    assert (repo.head() is not None) == (end == "commit")
+    if end == "commit":
+        assert is_committed(repo, transaction)
+        assert content(repo) == KEYS
+    assert_tidy(repo)
+
+
+def test_the_name_is_freed_under_the_lock_that_it_is_given_under(repo: txstore.Repository) -> None:
+    """Else the one who has just begun the next transaction of this name could lose it."""
+    stage_all(repo)
+    storage, refused = watch(repo), []
+
+    def begin(path: str) -> None:
+        if path == names.named_path(NAME):
+            with pytest.raises(txstore.CommitTimeoutError, match="locks/staging") as error:
+                txstore.Repository(repo.url, commit_timeout=0.05).transaction(name=NAME)
+            refused.append(error.value)
+
+    storage.before["delete"] = begin
+    existing(repo, NAME).commit()
+    assert len(refused) == 1
 
 
 def test_it_ends_while_another_joins(repo: txstore.Repository) -> None:
@@ -342,19 +401,19 @@ def test_listing_while_it_ends(repo: txstore.Repository, end: str) -> None:
     getattr(existing(repo, NAME), end)()
 
 
-def test_who_begins_anew_begins_after_the_last_commit_of_the_name(repo, monkeypatch):
+def test_who_begins_anew_begins_after_the_last_commit_of_the_name(repo):
     with repo.transaction(name=NAME) as first:
         first["a"] = b"first"
-    storage, real = repo.engine.storage, repo.engine.storage.lock
+    late = txstore.Repository(repo.url)
 
-    def late(name: str, *arguments: Any, **named: Any) -> Any:
-        monkeypatch.setattr(storage, "lock", real)
-        if name == names.STAGING_LOCK:
-            repo.transaction(name=NAME).commit()
-        return real(name, *arguments, **named)
+    def commit(name: str, *_: object) -> None:
+        if name == names.STAGING_LOCK and not committed:
+            committed.append(repo.transaction(name=NAME).commit())
 
-    monkeypatch.setattr(storage, "lock", late)
-    with repo.transaction(name=NAME) as second:
+    committed: list[object] = []
+    watch(late).before["lock"] = commit
+    with late.transaction(name=NAME) as second:
+        assert committed
         assert second["a"] == b"first"
         second["a"] = b"second"
         second.commit()

@@ -17,7 +17,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.tools.members import committed, fill_chunk, members, put
+from tests.tools.members import committed, fill_chunk, get, members, put
 from tests.tools.steps import forked, status_of
 from tests.tools.waiting import wait_until
 from tests.tools.workers import TIMEOUT
@@ -110,6 +110,18 @@ def test_a_worker_that_is_killed_within_an_operation_is_named(repo, store):
             assert "x/zarr.json" in lost.value.keys
             store.rollback()
     assert committed(repo) == [0] * 32
+
+
+@pytest.mark.parametrize("options", [{}, {"name": "n"}, {"isolation": "serializable"}], ids=str)
+def test_a_worker_that_is_killed_when_its_operation_has_ended_is_whole(repo, store, options):
+    """Who gives a name says by its block that it is done; a worker that was sent the store need not."""
+    begun = repo.transaction(**options)
+    with members(begun, 1) as (worker,):
+        worker.do(fill_chunk, 0)
+        worker.do(get, "x/c/7")  # that it has read it is staged, too, in one that is serializable
+        worker.kill()
+    begun.commit()
+    assert committed(repo)[:4] == [1] * 4
 
 
 FAILING = """

@@ -116,3 +116,25 @@ def test_a_record_that_is_renamed_while_it_is_listed(repo: txstore.Repository) -
     assert staged(repo) == before
     repo.transaction(name="run").commit()
     assert repo.snapshot()["staged"] == b"1"
+
+
+def test_a_file_that_is_created_while_it_is_reclaimed(repo: txstore.Repository, monkeypatch) -> None:
+    """Between its creation and its being held, a file looks as if it were left by the dead."""
+    write(repo)
+    storage = repo.engine.storage
+    real, path = txstore.storage.local._hold, ".staging/0123456789abcdef.new"
+    times, reclaimed = 2, []
+
+    def interrupted(descriptor: int) -> bool:
+        if len(reclaimed) < times:
+            monkeypatch.setattr(txstore.storage.local, "_hold", real)
+            reclaimed.append(storage.reclaim(path))
+            monkeypatch.setattr(txstore.storage.local, "_hold", interrupted)
+        return real(descriptor)
+
+    monkeypatch.setattr(txstore.storage.local, "_hold", interrupted)
+    file = storage.create(path)
+    assert reclaimed == [True] * times
+    file.write(0, [b"here"])
+    assert storage.read(path) == b"here"
+    file.close()

@@ -4,6 +4,7 @@ A lock makes a process follow what its siblings have staged, and so gives it kno
 that its array object was opened with.
 """
 
+import gc
 import pickle
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -347,3 +348,22 @@ def write_pickled(_: object, pickled: bytes) -> None:
     z = pickle.loads(pickled)
     with z.store.lock("x", np.s_[4:6]):
         z[4:6] = 5
+
+
+def test_an_older_pickle_in_a_process_that_has_appended_itself(repo: txstore.Repository, pipeline: str) -> None:
+    with repo.transaction() as store:
+        pickled = pickle.dumps(array(store))
+        late = Member(repo, first=partial(use_pipeline, pipeline))
+        with pytest.raises(StaleArrayError):
+            late.do(append_then_write_pickled, pickle.dumps(store), pickled)
+        late.leave()
+    assert values(repo) == [1] * 6 + [7, 7]
+
+
+def append_then_write_pickled(_: object, store: bytes, pickled: bytes) -> None:
+    fresh = pickle.loads(store)
+    with fresh.lock("x", txstore.APPEND):
+        append(7, 7)(fresh)
+    del fresh
+    gc.collect()
+    write_pickled(None, pickled)

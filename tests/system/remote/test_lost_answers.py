@@ -323,18 +323,3 @@ def test_credentials_that_expire_half_way(open_repo, proxy, size):
     with open_repo().begin("last") as mapping:
         mapping["b"] = b"1"
     assert messages(open_repo())[-1] == "last"
-
-
-def test_the_version_is_refused(open_repo, proxy):
-    """Writing is forbidden just when the commit is to be made: nothing was, and that is known."""
-    repo = open_repo()
-    with repo.transaction("second") as store:
-        store["a"] = b"1"
-        refused = faults(proxy, refusal=(403, b"<Error><Code>AccessDenied</Code></Error>"))
-        with refused, pytest.raises(PermissionError, match="permission"):
-            store.commit()
-        assert store["a"] == b"1"
-        store.rollback()
-        assert store["a"] == b"0"
-    assert messages(open_repo()) == ["first"]
-    assert client.RETRY_SECONDS > 1
