@@ -25,7 +25,6 @@ from txstore.locks.chunk_locks import ChunkLocks
 from txstore.locks.holders import Holders, find_holders
 from txstore.locks.lock_file import HEADER, KIND_NUMBERS, MAGIC, LockHeader
 from txstore.locks.slot_hash import SlotHash
-from txstore.storage.file_systems import file_system_type
 
 LINUX = sys.platform == "linux"
 HAS_C = txstore.locks.chunk_locks.locktable is not None
@@ -665,39 +664,6 @@ def test_who_can_not_join_the_living_has_no_locks(start, directory):
     assert second.ask("kind") == "ranges"
 
 
-@pytest.mark.skipif(not (HAS_C and LINUX), reason="there are not two kinds to choose from")
-def test_who_had_opened_before_the_kind_changed_changes_too(start, directory):
-    """To open is not yet to be a member."""
-    first = start()
-    assert first.ask("kind") == "table"
-    second = start("ranges")
-    second.ask("acquire", "a")
-    with pytest.raises(LockTimeoutError) as caught:
-        first.ask("acquire", "a", 0)
-    assert caught.value.holder == f"process {second.pid}"
-    assert first.ask("kind") == "ranges"
-
-
-@pytest.mark.skipif(not (HAS_C and LINUX), reason="there are not two kinds to choose from")
-def test_a_fork_changes_too(directory):
-    """Its parent, the only one that used a table, is gone when it begins."""
-
-    def use() -> str:
-        locks = ChunkLocks(str(directory), "data.tx")
-        locks.owner().acquire("a")
-        parent = os.getpid()
-        if os.fork():
-            os._exit(0)
-        wait_until(lambda: os.getppid() != parent)
-        other = ChunkLocks(str(directory), "data.tx", kind="ranges")
-        other.owner().acquire("b")
-        mine = locks.owner()
-        mine.acquire("a", 0)
-        return locks.kind
-
-    assert _in_fork(use) == "ranges"
-
-
 @pytest.mark.long
 @pytest.mark.skipif(not (HAS_C and LINUX), reason="there are not two kinds to choose from")
 def test_many_that_begin_at_once_agree(start, directory):
@@ -739,18 +705,6 @@ def test_a_table_in_use_on_the_server_itself_is_nothing_for_its_clients(start, d
     monkeypatch.setattr(txstore.locks.chunk_locks, "file_system_type", lambda path: "nfs4")
     with pytest.raises(LocksUnavailableError, match=r"'table'.*'nfs4'"):
         ChunkLocks(str(directory), "data.tx").owner()
-
-
-def test_file_systems_are_known_by_where_they_are_mounted(tmp_path):
-    if not LINUX:
-        pytest.skip("needs /proc")
-    assert file_system_type("/proc/self") == "proc"
-    assert file_system_type("/sys") == "sysfs"
-    assert file_system_type("/process") == file_system_type("/")
-    assert file_system_type(str(tmp_path)) not in ("", "proc")
-    link = tmp_path / "link"
-    link.symlink_to("/proc/self")
-    assert file_system_type(str(link)) == "proc"
 
 
 # --- turns within one process, where Python keeps them

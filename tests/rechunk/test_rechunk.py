@@ -18,7 +18,7 @@ import txstore.rechunk.job
 from tests.tools.arrays import HAS_RECTILINEAR
 from tests.tools.commits import commit, create_array, write_array
 from tests.tools.faults import Killed
-from txstore.constraints import Complete, EqualLength, Fixed, Frozen, OnlyGrows, RequiredAttributes
+from txstore.constraints import Fixed, Frozen
 from txstore.format import names
 from txstore.rechunk.job import RechunkJob
 from txstore.storage.interface import paths_in
@@ -426,30 +426,6 @@ def test_constraints_that_forbid_it(repo, constraint):
     with pytest.raises(txstore.ConstraintError):
         repo.rechunk("x", chunks=(7,))
     assert list(repo.branches) == ["main"]  # nothing was copied
-
-
-def test_constraints_that_stay_true(repo):
-    with repo.transaction() as store:
-        for name in ("x", "y"):
-            z = zarr.create_array(
-                store, name=name, shape=(20,), chunks=(5,), dtype="i4", attributes={"units": "m"},
-                config={"write_empty_chunks": True},
-            )  # fmt: skip
-            z[:] = np.arange(20) // 8
-    repo.constraints["complete"] = Complete("x")
-    repo.constraints["grows"] = OnlyGrows("x")
-    repo.constraints["equal"] = EqualLength(["x", "y"])
-    repo.constraints["units"] = RequiredAttributes("x", ["units"])
-
-    def append(*_: int) -> None:
-        with zarr.config.set({"array.write_empty_chunks": True}), repo.transaction() as store:
-            for name in ("x", "y"):
-                zarr.open_array(store, path=name).append(np.zeros(6, "i4"))
-
-    repo.rechunk("x", chunks=(3,), progress=append)
-    assert len(repo.constraints) == 4
-    assert is_equal(read(repo)[:20], np.arange(20) // 8)
-    assert read(repo).chunks == (3,)
 
 
 @pytest.mark.parametrize("storage", ["disk", "objects"])

@@ -218,14 +218,6 @@ def test_what_was_not_used_for_longest_leaves_the_disk_first(path: Path) -> None
     assert 5 < len(there) < 50
 
 
-def test_a_piece_that_is_too_large_is_not_worth_the_others(path: Path) -> None:
-    cache = on_disk(path, 1 << 20)
-    cache.keep(ID, 0, piece(0, 100_000))
-    assert cache.find(ID, 0, 10) is None
-    cache.keep(ID, 0, piece(0, 60_000))
-    assert cache.find(ID, 0, 10) is not None
-
-
 def test_what_a_dead_process_was_writing_is_deleted_after_a_while(path: Path) -> None:
     cache = on_disk(path, 1 << 20)
     old, new = path / "0123456789abcdef.new", path / "0123456789abcde0.new"

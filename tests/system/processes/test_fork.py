@@ -136,23 +136,6 @@ def test_snapshots_and_repositories_work_in_both(repo, store):
     assert len(list(repo.log())) == 3
 
 
-def test_children_of_children(repo, store):
-    def child() -> None:
-        store["child"] = b"1"
-        in_child(grandchild)
-        assert os.path.exists(repo.url)
-        seal(store)
-
-    def grandchild() -> None:
-        assert store["child"] == b"1"
-        store["grandchild"] = b"1"
-        seal(store)
-
-    in_child(child)
-    store.commit()
-    assert {"child", "grandchild"} <= repo.mapping().keys()
-
-
 def test_a_child_that_outlives_the_transaction_is_told(repo, store):
     read, write = os.pipe()
     sealed, has_sealed = os.pipe()

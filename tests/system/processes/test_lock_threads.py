@@ -1,7 +1,6 @@
 """`with store.lock(...)` in threads of one transaction: they exclude one another as transactions do."""
 
 import gc
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
@@ -98,17 +97,6 @@ def test_a_thread_may_lock_again_what_it_has_locked(store, other):
             assert "x/c/2" in other.submit(try_lock, store, 8).result(TIMEOUT)
         assert other.submit(try_lock, store, 8).result(TIMEOUT) == "locked"
         assert "x/c/1" in other.submit(try_lock, store, 4).result(TIMEOUT)
-    assert other.submit(try_lock, store, 4).result(TIMEOUT) == "locked"
-
-
-def test_blocks_of_a_thread_end_in_any_order(store, other):
-    first, second = store.lock("x", np.s_[0:8]), store.lock("x", np.s_[4:12])
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert other.submit(try_lock, store, 0).result(TIMEOUT) == "locked"
-    assert "x/c/1" in other.submit(try_lock, store, 4).result(TIMEOUT)
-    second.__exit__(None, None, None)
     assert other.submit(try_lock, store, 4).result(TIMEOUT) == "locked"
 
 
@@ -234,29 +222,6 @@ def test_a_block_that_is_collected_inside_a_call_does_no_harm_to_its_thread(stor
     x = zarr.open_array(store, path="x")
     x[0] = 5
     assert x[0] == 5
-
-
-@needs_monitoring
-def test_ctrl_c_while_one_waits_for_a_thread(store, other):
-    held, leave = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with store.lock("x", 0):
-            held.set()
-            assert leave.wait(TIMEOUT)
-
-    def block() -> None:
-        with store.lock("x", 0, timeout=0.001):
-            pass
-
-    holding = other.submit(hold)
-    assert held.wait(TIMEOUT)
-    interrupts = Interrupts(block, step=5, expected=LockTimeoutError)
-    while interrupts.again():
-        assert not waits(store), interrupts
-    leave.set()
-    holding.result(TIMEOUT)
-    assert try_lock(store, 0) == "locked"
 
 
 # --- nothing is lost

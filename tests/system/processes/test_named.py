@@ -1,7 +1,6 @@
 """Transactions with a name: processes that share nothing but the disk stage into one, and any of them ends it."""
 
 import multiprocessing
-import os
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
@@ -15,7 +14,6 @@ import zarr
 import txstore
 from tests.system.processes.ranks import NAME, assert_tidy, content, named, ranks, stage, value_of
 from tests.tools.members import committed, members
-from tests.tools.steps import forked, status_of
 from tests.tools.workers import QUICK, TIMEOUT, Worker, ended
 from txstore import TransactionStateError
 
@@ -69,21 +67,6 @@ def test_four_ranks_and_a_restart(repo: txstore.Repository) -> None:
     assert repo.transaction(name=NAME).commit("all of it").message == "all of it"
     assert list(zarr.open_array(repo.snapshot(), path="x")[:]) == [1 + i // 100 for i in range(400)]
     assert [commit.message for commit in repo.log()] == ["all of it", "create"]
-    assert_tidy(repo)
-
-
-@pytest.mark.parametrize("dies", [False, True])
-def test_it_survives_its_creator(repo: txstore.Repository, dies: bool) -> None:
-    with ranks(2, repo) as (creator, other):
-        created = creator.do("join")
-        creator.do("put", "a", "b")
-        if not dies:
-            creator.do("leave")
-        creator.kill()
-        assert other.do("join") == created
-        other.do("put", "a", "b", "c")  # and all that was lost
-        assert other.do("commit") == created
-    assert content(repo) == ["a", "b", "c"]
     assert_tidy(repo)
 
 
@@ -161,24 +144,6 @@ def test_a_name_that_is_committed_and_begun_anew_all_the_time(open_repo: Any) ->
     ids = [commit.id for commit in repo.log()]
     assert len(ids) == len(set(ids))
     assert_tidy(repo)
-
-
-@pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_a_name_is_used_again(repo: txstore.Repository, end: str) -> None:
-    ids = []
-    for key in ("a", "b"):
-        store = repo.transaction(name=NAME)
-        ids.append(store.mapping.id)
-        assert "a" not in store or end == "commit"
-        store[key] = value_of(key)
-        getattr(store, end)()
-        assert named(repo) == []
-        assert_tidy(repo)
-    assert ids[0] != ids[1]
-    if end == "commit":
-        assert content(repo) == ["a", "b"]
-    else:
-        assert repo.head() is None
 
 
 @pytest.mark.parametrize("name", ["", ".a", "-a", "a/b", "a b", "../a", "a\0", "ä", "a" * 101, 7])
@@ -294,21 +259,3 @@ def enter_sent(_: txstore.TxStore, sent: txstore.TxStore, *chunks: int) -> None:
 
 def leave(_: txstore.TxStore) -> None:
     _entered.pop().__exit__(None, None, None)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_child_that_inherits_the_store(repo: txstore.Repository) -> None:
-    with repo.transaction(name=NAME) as store:
-        store["mine"] = value_of("mine")
-
-        def child() -> None:
-            with pytest.raises(TransactionStateError, match="have left"):
-                store.commit()
-            store["child"] = value_of("child")
-            store.mapping.staging.part.seal()
-
-        with forked(child) as pid:
-            assert status_of(pid) == 0
-    repo.transaction(name=NAME).commit()
-    assert content(repo) == ["child", "mine"]
-    assert_tidy(repo)

@@ -338,15 +338,6 @@ def test_it_can_be_ended_in_its_block(repo: txstore.Repository, end: str) -> Non
 
 
 # --- durability
-def test_nothing_is_synced_that_need_not_survive(open_repo: Any) -> None:
-    repo = open_repo(durability="none")
-    storage = watch(repo)
-    stage(repo, "a")
-    repo.transaction(name=NAME).commit()
-    assert storage.named("file.sync", "sync_directory", "sync_file") == []
-    stage(repo, "b")
-    repo.transaction(name=NAME).rollback()
-    assert storage.named("file.sync", "sync_directory", "sync_file") == []
 
 
 @pytest.mark.parametrize("call", ["file.sync", "sync_directory"])

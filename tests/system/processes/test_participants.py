@@ -8,8 +8,6 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import dask
-import dask.array
 import numpy as np
 import pytest
 import zarr
@@ -81,30 +79,6 @@ def test_workers_fill_one_array(repo, store, crew, method):
         with with_living_pool.pools.pop() as pool:
             pool.close()
             pool.join()
-
-
-@pytest.mark.long
-def test_joblib_workers_fill_one_array(repo, store):
-    joblib = pytest.importorskip("joblib")
-    joblib.Parallel(n_jobs=2, backend="loky", timeout=TIMEOUT)(
-        joblib.delayed(fill_region)(store, number) for number in range(4)
-    )
-    store.commit()
-    assert committed(repo) == [number // 8 + 1 for number in range(32)]
-    from joblib.externals.loky import get_reusable_executor
-
-    get_reusable_executor().shutdown(wait=True)
-
-
-@pytest.mark.long
-def test_dask_processes_fill_one_array(repo, store):
-    z = zarr.open_array(store, path="x")
-    with dask.config.set(num_workers=2, **{"multiprocessing.context": "spawn"}):
-        dask.array.arange(32, chunks=4).store(z, lock=False, scheduler="processes")
-    assert z[:].tolist() == list(range(32))
-    store.commit()
-    assert committed(repo) == list(range(32))
-    assert len(list(repo.log())) == 2
 
 
 # --- two that write one chunk

@@ -138,14 +138,6 @@ def test_under_any_other_root_the_umask_decides_who_reads(folder, mode, umask, f
     assert modes_of_the_locked(root) == (0o700 | setgid, {0o600})
 
 
-def test_a_root_that_the_umask_made_shared(folder):
-    """A first writer whose umask leaves the group its bits creates a repository for it."""
-    folder.chmod(0o777)
-    run_as(ALICE, everything, folder / "data.tx", "alice", umask=0o002)
-    run_as(ALICE, everything, folder / "data.tx", "again", umask=0o077)
-    assert modes(folder / "data.tx") == {"files": {0o664}, "directories": {0o775}}
-
-
 def test_one_who_is_not_in_the_group(folder):
     root = make_root(folder)
     run_as(ALICE, everything, root, "alice")
@@ -212,41 +204,6 @@ def test_two_users_at_the_same_time(folder):
             assert [status_of(alice), status_of(bob)] == [0, 0]
         assert sorted(txstore.Repository(root).mapping()) == sorted(f"{u}/{i}" for u in (ALICE, BOB) for i in range(10))
         assert modes(root) == {"files": {0o664}, "directories": {0o2775}}
-
-
-@pytest.mark.parametrize("later", [0, 5])  # seconds: on a busy machine any process may stand still
-def test_a_directory_that_is_shared_a_moment_later(folder, later):
-    """Another user has created a directory and is about to give it its bits."""
-    root = make_root(folder)
-    (root / ".staging").mkdir()
-    os.chown(root / ".staging", ALICE, GROUP)
-    (root / ".staging").chmod(0o2700)
-    pauses = []
-
-    def write() -> bool:
-        def share(seconds: float) -> None:
-            pauses.append(seconds)
-            if sum(pauses) < later:
-                return
-            os.seteuid(0)
-            (root / ".staging").chmod(0o2775)
-            os.seteuid(BOB)
-
-        txstore.storage.tree.time.sleep = share
-        os.setgroups([GROUP])
-        os.setegid(BOB)
-        os.seteuid(BOB)
-        commit_other(root)
-        return bool(pauses) and sum(pauses) < later + 1
-
-    def act() -> Any:
-        real = txstore.storage.tree.time.sleep
-        try:
-            return write()
-        finally:
-            txstore.storage.tree.time.sleep = real
-
-    assert in_child(act) is True
 
 
 def commit_other(root: Path) -> None:

@@ -285,16 +285,6 @@ def test_a_half_that_is_staged_when_the_other_is_refused_is_not_committed(crew: 
         assert values(crew.repo) == [1] * 6 + [7, 7]
 
 
-def test_a_resize_that_has_deleted_chunks_before_it_was_refused_is_not_committed(crew: Crew) -> None:
-    attributes(a=1)(crew.store)
-    with pytest.raises(StaleArrayError):
-        crew.do(change, shrink)
-    with pytest.raises(TransactionStateError):
-        crew.do(write, slice(0, 4), 5)
-    with pytest.raises(ParticipantLostError):
-        crew.commit()
-
-
 # --- the owner's own array object, and pickles of it
 @pytest.fixture
 def owner(repo: txstore.Repository, pipeline: str) -> Iterator[Crew]:
@@ -327,21 +317,6 @@ def test_the_owners_array_object_after_a_worker_has_appended(repo, pipeline, cre
 def append_anew(_: object, *rows: int) -> None:
     with _kept.store.lock("x", txstore.APPEND):
         append(*rows)(_kept.store)
-
-
-def test_a_pickle_of_an_older_array_object(repo: txstore.Repository, pipeline: str) -> None:
-    with repo.transaction() as store:
-        z = array(store)
-        pickled = pickle.dumps(z)
-        with by_process(repo, store, store, pipeline) as one:
-            one.do(append_anew, 7, 7)
-            for old in (pickled, pickle.dumps(z)):
-                late = Member(repo, first=partial(use_pipeline, pipeline))
-                with pytest.raises(StaleArrayError):
-                    late.do(write_pickled, old)
-                late.leave()
-            one.commit()
-    assert values(repo) == [1] * 6 + [7, 7]
 
 
 def write_pickled(_: object, pickled: bytes) -> None:

@@ -179,28 +179,6 @@ def test_who_conflicts_with_one_that_does_not_arrive_commits(repo: txstore.Repos
     assert repo.snapshot()["a"] == b"second"
 
 
-def test_who_conflicts_with_one_that_arrives_is_told_of_that(repo: txstore.Repository, begin: Begin) -> None:
-    first, second = begin({"a": b"first"}).stands(), begin({"a": b"second"})
-    second.pipe.send(None)
-    first.synced()
-    made = first.hear()
-    kind, told = second.hear()
-    assert kind is ConflictError
-    assert "'a'" in told
-    assert ids(repo)[0] == made
-
-
-def test_who_reads_what_one_ahead_has_written_knows_it(repo: txstore.Repository, begin: Begin) -> None:
-    """A conflict with the first of three that arrive is found by the last, which is behind them all."""
-    first, second = begin({"a": b"first"}).stands(), begin({"b": b"second"}).stands()
-    third = begin({"a": b"third", "c": b"third"})
-    third.pipe.send(None)
-    second.synced()
-    first.synced()
-    assert third.hear()[0] is ConflictError
-    whole(repo, "a", "b")
-
-
 @pytest.mark.parametrize("what", ["scratch", "branch", "of a branch"])
 def test_who_does_not_queue_waits_until_it_is_empty(repo, open_repo, begin, what):
     repo.branches["dev"] = repo.commit(0)

@@ -119,17 +119,6 @@ def test_who_waits_is_told_for_whom(repo, hold, warned, end):
         assert told in warned[0]
 
 
-def test_who_is_the_next_is_named_where_nobody_has_the_turn(repo: txstore.Repository, warned: list[str]) -> None:
-    set_keys(repo, {"first": b"1"})
-    with open(Path(repo.url, "locks", "commit"), "r+b", buffering=0) as file:
-        assert commit_lock.try_lock(file.fileno(), commit_lock.NEXT)
-        os.pwrite(file.fileno(), b'{"pid": 7, "who": "ana@lab", "since": 0}', 64 + 256)
-        with committing(repo):
-            wait_until(lambda: warned)
-            file.close()
-    assert "process 7 of ana@lab" in warned[0]
-
-
 @pytest.mark.parametrize(
     "content",
     [
@@ -188,17 +177,6 @@ def test_nothing_is_lost_and_the_commit_can_be_tried_again(impatient, hold):
     assert staged(impatient) == []
 
 
-def test_a_block_is_rolled_back(impatient: txstore.Repository, hold: Callable[..., Holder]) -> None:
-    holder = hold(impatient.url)
-    with pytest.raises(txstore.CommitTimeoutError), impatient.transaction() as store:
-        store["a"] = b"1"
-    with pytest.raises(txstore.CommitTimeoutError):
-        impatient.run(lambda store: store.__setitem__("a", b"1"))
-    assert staged(impatient) == []
-    holder.release()
-    assert "a" not in impatient.snapshot()
-
-
 def test_a_named_transaction(impatient: txstore.Repository, hold: Callable[..., Holder]) -> None:
     holder = hold(impatient.url, "locks/staging")
     with pytest.raises(txstore.CommitTimeoutError, match="locks/staging"):
@@ -232,21 +210,6 @@ def test_maintenance(impatient: txstore.Repository, hold: Callable[..., Holder])
     for task in [*tasks, lambda: impatient.verify(repair=True)]:
         assert task() is not None
     assert dict(impatient.mapping()) == before
-
-
-def test_threads_and_descriptors_do_not_pile_up(impatient: txstore.Repository, hold: Callable[..., Holder]) -> None:
-    holder = hold(impatient.url)
-    holder.stop()
-    transaction = impatient.begin()
-    transaction["a"] = b"1"
-    for _ in range(20):
-        with pytest.raises(txstore.CommitTimeoutError):
-            transaction.commit()
-    assert len(our_threads()) == 1
-    holder.release()
-    wait_until(lambda: not our_threads())
-    transaction.commit()
-    hold(impatient.url).release()  # what was left behind has given back what it got
 
 
 def test_no_time_at_all(open_repo: Callable[..., txstore.Repository], hold: Callable[..., Holder]) -> None:
