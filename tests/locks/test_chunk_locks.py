@@ -38,18 +38,18 @@ class Peer:
     """Another process that does with the locks what it is told."""
 
     def __init__(self, directory: Path, kind: str | None = None, *, has_c: bool = True) -> None:
-        self._pipe, theirs = QUICK.Pipe()
+        self.pipe, theirs = QUICK.Pipe()
         self.process = QUICK.Process(target=_obey, args=(theirs, str(directory), kind, has_c), daemon=True)
         self.process.start()
         theirs.close()
         self.pid = self.process.pid
 
     def tell(self, command: str, *arguments: Any) -> None:
-        self._pipe.send((command, arguments))
+        self.pipe.send((command, arguments))
 
     def answer(self) -> Any:
-        assert self._pipe.poll(SOON), "the other process does not answer"
-        well, answer = self._pipe.recv()
+        assert self.pipe.poll(SOON), "the other process does not answer"
+        well, answer = self.pipe.recv()
         if not well:
             raise answer
         return answer
@@ -59,7 +59,7 @@ class Peer:
         return self.answer()
 
     def is_busy(self, seconds: float = 0.1) -> bool:
-        return not self._pipe.poll(seconds)
+        return not self.pipe.poll(seconds)
 
     def begin_to_wait(self, keys: Any, number: int = 0) -> None:
         """Let it acquire what it can't have yet. From here on a signal finds it at that, not on the way to it."""

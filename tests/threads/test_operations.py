@@ -26,20 +26,20 @@ class Stopped:
     """A commit that has waited for all that was under way, and has not yet taken what is staged."""
 
     def __init__(self, store: txstore.TxStore, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._reached, self.go_on = threading.Event(), threading.Event()
+        self.reached, self.go_on = threading.Event(), threading.Event()
         self.store = store
         real = Transaction.commit
 
         def commit(transaction: Transaction, *arguments: Any, **named: Any) -> Any:
             if transaction is ours:
-                self._reached.set()
+                self.reached.set()
                 assert self.go_on.wait(TIMEOUT)
             return real(transaction, *arguments, **named)
 
         ours = store.mapping
         monkeypatch.setattr(Transaction, "commit", commit)
         self.thread = Thread(store.commit)
-        assert self._reached.wait(TIMEOUT)
+        assert self.reached.wait(TIMEOUT)
 
     def finish(self) -> None:
         self.go_on.set()

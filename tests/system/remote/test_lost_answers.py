@@ -186,18 +186,18 @@ class LateOne:
     def __init__(self) -> None:
         self.may_land = threading.Event()
         self.lock = threading.Lock()
-        self._path: str | None = None
+        self.path: str | None = None
 
     def __call__(self, method: str, path: str) -> None:
         with self.lock:
-            if self._path is not None or method not in WRITES or VERSION not in path:
+            if self.path is not None or method not in WRITES or VERSION not in path:
                 return
-            self._path = path
+            self.path = path
         assert self.may_land.wait(TIMEOUT)
 
     def has_landed(self, proxy: Proxy) -> bool:
         """Tell whether the server has answered both this one, and the one that was sent in its place."""
-        return sum(each.path == self._path and each.method in WRITES for each in list(proxy.log)) > 1
+        return sum(each.path == self.path and each.method in WRITES for each in list(proxy.log)) > 1
 
 
 @pytest.mark.parametrize("engine", ["fsspec", "obstore"])

@@ -139,15 +139,15 @@ class Deadly:
     """Objects of a process that is killed before a certain one of the requests that change anything."""
 
     def __init__(self, objects: Any, step: int) -> None:
-        self._objects = objects
-        self._left = step
+        self.wrapped = objects
+        self.left = step
 
     def __getattr__(self, name: str) -> Any:
         if name in ("put", "create", "delete"):
-            if not self._left:
+            if not self.left:
                 os.kill(os.getpid(), signal.SIGKILL)
-            self._left -= 1
-        return getattr(self._objects, name)
+            self.left -= 1
+        return getattr(self.wrapped, name)
 
 
 def end_and_die(url: str, options: dict[str, Any], end: str, step: int) -> None:
