@@ -206,3 +206,25 @@ def test_who_ends_it_is_killed_at_each_step(server_of, end):
     assert outcomes == sorted(outcomes)
     assert outcomes.count(False) > 0
     assert outcomes.count(True) > 1
+
+
+def test_who_could_not_hold_the_record_for_long_does_not_commit(repo, monkeypatch):
+    """Another may be ending the transaction by now."""
+    with repo.transaction(name=NAME) as store:
+        store["a"] = value_of("a")
+    transaction = existing(repo, NAME)
+    shared = transaction.staging.members.shared
+    seal = shared.seal
+
+    def seal_and_sleep() -> None:
+        seal()
+        with shared._held._closing:  # or it may be renewed at this moment
+            shared._held._renewed -= leases.TERM  # as if it had slept
+
+    monkeypatch.setattr(shared, "seal", seal_and_sleep)
+    with pytest.raises(OSError, match="another process may have taken over"):
+        transaction.commit()
+    assert again(repo).head() is None
+    monkeypatch.undo()
+    existing(again(repo), NAME).commit()
+    assert content(repo) == ["a"]

@@ -196,3 +196,19 @@ def test_a_vacuum_deletes_what_the_dead_have_staged_when_it_is_old(repo, store, 
     repo.vacuum()
     assert_tidy(repo)
     assert committed(repo) == [0] * 32
+
+
+def test_who_could_not_renew_its_lease_for_long_stages_no_more(repo, store):
+    """What it has staged may have been deleted."""
+    store.mapping.lifecycle.share()
+    store["before"] = b"1"
+    lease = store.mapping.staging.part.writer._lease
+    with lease._closing:  # or it may be renewed at this moment
+        lease._renewed -= leases.KEPT  # as if the machine had slept
+    with pytest.raises(OSError, match=r"could not be renewed .* begin anew"):
+        store["after"] = b"1"
+    with pytest.raises(txstore.TransactionStateError, match="rollback"):
+        store.commit()
+    store.rollback()
+    assert "before" not in repo.mapping()
+    assert_tidy(repo)
