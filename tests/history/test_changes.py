@@ -143,7 +143,8 @@ def test_what_was_deleted_before_the_oldest_kept_is_found(repo: txstore.Reposito
 
 
 def test_before_the_first_commit(repo: txstore.Repository) -> None:
-    nothing = repo.engine.newest()
+    repo.transaction(name="job").rollback()
+    nothing = repo.mapping()
     set_keys(repo, {"a": b"1"})
     assert [(key, was) for key, was, _ in changed(nothing, repo.mapping())] == [("a", None)]
     assert [(key, now) for key, _, now in changed(repo.mapping(), nothing)] == [("a", None)]
