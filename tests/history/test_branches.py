@@ -240,17 +240,6 @@ def test_a_name_that_another_creates_meanwhile(forked):
 
 
 # --- deleting
-def test_what_was_staged_on_a_branch_that_is_deleted_is_kept(forked):
-    commit(forked, {"y": b"1"}, "dev")
-    store = forked.transaction(branch="dev")
-    store["x"] = b"1"
-    txstore.Repository(forked.url).branches.pop("dev")
-    for _ in range(2):
-        with pytest.raises(CommitNotFoundError, match=r"branch 'dev'.*deleted meanwhile.*can still be read"):
-            store.commit()
-        assert store["x"] == b"1"
-    assert forked.engine.commits.files.versions(store._session.current.terms.branch) == [3]
-    store._session.end("")
 
 
 def test_a_branch_that_is_deleted_just_before_the_rename(forked):

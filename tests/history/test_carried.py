@@ -9,7 +9,6 @@ from tests.tools.far_away import Requests
 from tests.tools.inside import objects_of, stored_commit
 from txstore.commit import Stored
 from txstore.format import carried, commitfile, names
-from txstore.format.encoding import MalformedError
 from txstore.storage import kept
 
 COMMITS = 75
@@ -70,25 +69,6 @@ def test_by_processes_that_take_turns(requests: Requests) -> None:
     requests.clear()
     assert len(repo.log()) == 60
     assert len(requests) <= 10
-
-
-def test_without_what_is_carried_the_files_are_read(requests: Requests, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The ends of commits were not at hand when others followed, or nobody has carried anything."""
-    url = f"memory://{uuid.uuid4().hex}"
-    repo = txstore.Repository(url)
-    for number in range(COMMITS):
-        if number % 5 == 0:
-            kept._shared._empty()
-        commit(repo, f"{number}")
-    assert messages(opened(url)) == [str(number) for number in reversed(range(COMMITS))]
-    for version in range(COMMITS):
-        stored = stored_commit(repo, version)
-        assert stored is not None
-    kept._shared.limit, limit = 0, kept._shared.limit
-    try:
-        assert messages(txstore.Repository(url)) == [str(number) for number in reversed(range(COMMITS))]
-    finally:
-        kept._shared.limit = limit
 
 
 def test_long_messages_are_carried_as_far_as_there_is_room() -> None:
@@ -173,16 +153,3 @@ def test_local_commits_carry_nothing(repo: txstore.Repository) -> None:
         commit(repo, f"{number}")
     stored = stored_commit(repo, 2)
     assert [each.kind for each in stored.header.sections] == [commitfile.SECTION_RUN] * len(stored.header.sections)
-
-
-def test_bytes() -> None:
-    header, footer = b"header", bytes(commitfile.FOOTER_SIZE)
-    one = carried.carry(header, footer, b"")
-    assert len(one) == 4 + 4 + len(header) + commitfile.FOOTER_SIZE + 4
-    two = carried.carry(b"another", footer, one)
-    assert [each[0] for each in carried._entries(two)] == [b"another", header]
-    assert carried.carry(b"another", footer, one[:-1]) == carried.carry(b"another", footer, b"")
-    assert carried.carry(bytes(carried.MOST), footer, one) == b""
-    for cut in range(len(two)):
-        with pytest.raises(MalformedError):
-            list(carried._entries(two[:cut]))

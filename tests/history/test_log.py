@@ -50,28 +50,6 @@ def test_the_oldest_that_is_kept_has_nothing_to_be_compared_with(several: txstor
     assert messages(several.log(path="a")) == ["clear"]
 
 
-def test_a_log_is_read_as_far_as_somebody_looks(several: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
-    read: list[int] = []
-    commits = several.engine.commits
-    real = commits.files.read
-
-    def reading(branch: str, version: int) -> object:
-        read.append(version)
-        return real(branch, version)
-
-    monkeypatch.setattr(commits.files, "read", reading)
-    log = several.log()
-    assert log[0].message == "clear"
-    assert len(read) < 5
-    assert messages(log[1:3]) == ["optimize", "b 3"]
-    assert len(read) < 8
-    assert log[-1].message == "create"
-    assert len(log) == 11
-    assert messages(list(log)) == messages(log)  # again: what was read is kept
-    assert several.head() in log
-    assert not several.log(path="nothing")
-
-
 def test_a_log_prints_as_a_table(several: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
     with several.transaction("long " * 50 + "\x1b") as store:
         store["k"] = b"1"

@@ -12,7 +12,6 @@ from tests.tools.far_away import Requests
 from tests.tools.waiting import TIMEOUT
 from txstore.format import names
 from txstore.history import branches_in_objects, object_head_caches
-from txstore.history import new_commit as versions_of_history
 from txstore.transactions.transaction import Transaction
 
 
@@ -77,17 +76,6 @@ def test_who_has_lost_a_version_goes_on_to_the_first_that_is_free(url: str, requ
     assert requests.count(names.commits_directory("main")) == 1
     assert [each.version for each in repo.log()] == [4, 3, 2, 1, 0]
     assert sorted(repo.mapping()) == ["a", "mine", "theirs0", "theirs1", "theirs2"]
-
-
-def test_who_has_lost_a_version_by_far_looks_for_the_head(url: str) -> None:
-    repo, other = txstore.Repository(url), txstore.Repository(url)
-    commit(repo, "a", b"0")
-    transaction = repo.begin()
-    transaction["mine"] = b"1"
-    for number in range(10):
-        commit(other, f"theirs{number}", b"%d" % number)
-    transaction.commit()
-    assert [each.version for each in repo.log()] == list(range(12))[::-1]
 
 
 def test_what_others_have_committed_is_a_conflict_after_a_lost_version(url: str) -> None:
@@ -158,16 +146,6 @@ def test_a_vacuum_lets_commits_stand_as_long_as_looks_count(url: str, monkeypatc
     assert branches_in_objects.TRUSTED < waits[0] <= 11
 
 
-def test_a_small_commit_does_not_look_for_the_oldest_kept(url: str, requests: Requests) -> None:
-    repo = txstore.Repository(url)
-    commit(repo, "a", b"0")
-    transaction = repo.begin()
-    transaction["a"] = b"1"
-    requests.clear()
-    transaction.commit()
-    assert [path for path in requests if not path.startswith("heads/")] == [names.commit_path("main", 1)]
-
-
 def test_each_commit_that_is_acknowledged_is_made_once(url: str) -> None:
     commit(txstore.Repository(url), "a", b"0")
     together = threading.Barrier(6)
@@ -202,17 +180,6 @@ def test_a_commit_tries_no_longer_than_it_was_asked_to(url: str, monkeypatch: py
         transaction.commit()
     transaction.commit()  # what was staged is still there, and nobody is faster now
     assert sorted(other.mapping()) == ["a", "mine", "theirs"]
-
-
-def test_a_commit_that_has_tried_for_long_says_so(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(versions_of_history, "WARN_AFTER", 0.0)
-    repo, other = txstore.Repository(url), txstore.Repository(url)
-    commit(repo, "a", b"0")
-    transaction = repo.begin()
-    transaction["mine"] = b"1"
-    commit(other, "theirs", b"1")
-    with pytest.warns(txstore.CommitWaitWarning, match="others were first once, and an attempt took"):
-        transaction.commit()
 
 
 def test_who_sleeps_and_loses_a_version_below_one_that_was_freed(url: str, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -18,15 +18,14 @@ import zarr
 from typer.testing import CliRunner
 
 import txstore
-from tests.tools.faults import always
-from tests.tools.inside import options_of
+from tests.tools.faults import always, once, watch
+from tests.tools.inside import branch_id, options_of
 from tests.tools.upkeep import put
 from txstore.cli.main import app
 from txstore.format import names
 from txstore.format.records import OperationRecord
 from txstore.history import operations
 from txstore.maintenance import vacuum as retention
-from txstore.maintenance import vacuum as vacuuming
 from txstore.storage.commit_lock import this_user
 
 Open = Callable[..., txstore.Repository]
@@ -46,7 +45,7 @@ def test_each_operation_is_recorded(repo: txstore.Repository) -> None:
     with repo.begin(branch="newer") as mapping:
         mapping["a/c/0"] = b"3"
     del mapping  # else it reads a branch that is deleted, and an erasure waits for it
-    branch_id = repo.engine.branch("newer")
+    newer = branch_id(repo, "newer")
     del repo.branches["newer"]
     del repo.tags["v1"]
     made = repo.optimize()
@@ -63,7 +62,7 @@ def test_each_operation_is_recorded(repo: txstore.Repository) -> None:
     by_name = {each.operation: each for each in log}
     assert by_name["create branch"].arguments == {"branch": "dev", "at": "main@1", "commit": first.id}
     assert by_name["rename branch"].arguments == {"branch": "dev", "to": "newer"}
-    assert by_name["delete branch"].arguments == {"branch": "newer", "id": branch_id}
+    assert by_name["delete branch"].arguments == {"branch": "newer", "id": newer}
     assert by_name["delete tag"].arguments == by_name["create tag"].arguments
     assert by_name["optimize"].result == {"commit": made.id}
     assert by_name["vacuum"].arguments == {"branch": "main", "keep": 1}
@@ -97,9 +96,9 @@ def test_what_was_refused_is_not_recorded(repo: txstore.Repository) -> None:
     assert told(repo) == ["create tag", "create branch"]
 
 
-def test_what_fails_is_recorded_with_its_error(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_is_recorded_with_its_error(repo: txstore.Repository) -> None:
     put(repo, {"a": b"0"})
-    monkeypatch.setattr(vacuuming._Vacuum, "_sweep", always(OSError(errno.EIO, "the disk has gone", "secret/c/0")))
+    watch(repo).before["list"] = once(OSError(errno.EIO, "the disk has gone", "secret/c/0"))
     with pytest.raises(OSError, match="gone"):
         repo.vacuum()
     [failed] = repo.log(operations=True)

@@ -4,8 +4,10 @@ import itertools
 import os
 import threading
 import uuid
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+from unittest import mock
 
 import pytest
 
@@ -15,26 +17,35 @@ from tests.tools.waiting import TIMEOUT, wait_for_background_cleanup, wait_until
 from txstore.format import names, packfile
 from txstore.format.encoding import crc32c
 from txstore.segments import object_writer
-from txstore.segments.object_writer import UPLOAD_BYTES, UPLOADS, ObjectWriter, _Room
+from txstore.segments.object_writer import ObjectWriter, _Room
 from txstore.segments.pack_writer import Staged
 from txstore.storage.objects.interface import open_objects
 from txstore.storage.remote import RemoteStorage
 from txstore.storage.request_threads import REQUESTS, executor
 
 
-def test_packs_are_uploaded_side_by_side_the_last_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_writer, "INLINE_SIZE", 0)
-    monkeypatch.setattr(object_writer, "OBJECT_SIZE", 1000)
-    objects = open_objects(f"memory://{uuid.uuid4().hex}")
-    together = threading.Barrier(8, timeout=TIMEOUT)
+def limit(monkeypatch: pytest.MonkeyPatch, **limits: Any) -> None:
+    for name, value in limits.items():
+        monkeypatch.setattr(object_writer, name, value)
+
+
+def before_each_pack(objects: Any, act: Callable[[Sequence[bytes]], object]) -> None:
+    """Do something before each pack is uploaded."""
     put = objects.put
 
-    def put_together(path: str, parts: Sequence[bytes]) -> None:
+    def put_after(path: str, parts: Sequence[bytes]) -> None:
         if path.startswith(names.PACKS):
-            together.wait()
+            act(parts)
         put(path, parts)
 
-    monkeypatch.setattr(objects, "put", put_together)
+    objects.put = put_after
+
+
+def test_packs_are_uploaded_side_by_side_the_last_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    limit(monkeypatch, INLINE_SIZE=0, OBJECT_SIZE=1000)
+    objects = open_objects(f"memory://{uuid.uuid4().hex}")
+    together = threading.Barrier(8, timeout=TIMEOUT)
+    before_each_pack(objects, lambda _: together.wait())
     writer = ObjectWriter(RemoteStorage(objects), os.urandom(16), 0, bytes(16))
     values = [os.urandom(700) for _ in range(8)]
     staged = [
@@ -73,25 +84,10 @@ def _changed_meanwhile(monkeypatch: pytest.MonkeyPatch, size: int) -> tuple[Obje
         value[:] = bytes([value[0] + 1]) * size
         return found
 
-    monkeypatch.setattr(object_writer, "INLINE_SIZE", 0)
-    monkeypatch.setattr(object_writer, "crc32c", checksum_then_change)
+    limit(monkeypatch, INLINE_SIZE=0, crc32c=checksum_then_change)
     return ObjectWriter(
         RemoteStorage(open_objects(f"memory://{uuid.uuid4().hex}")), os.urandom(16), 0, bytes(16)
     ), value
-
-
-def test_as_many_bytes_are_uploaded_at_once_as_there_is_room_for() -> None:
-    room = _Room()
-    room.take(2 * UPLOAD_BYTES)  # alone
-    other = threading.Thread(target=room.take, args=(1,))
-    other.start()
-    assert not room._fits(1)
-    room.give_back(2 * UPLOAD_BYTES)
-    other.join(TIMEOUT)
-    assert not other.is_alive()
-    for _ in range(UPLOADS - 1):
-        room.take(1)
-    assert not room._fits(1)
 
 
 # --- long values
@@ -99,19 +95,18 @@ class Uploads:
     """The uploads of a writer's packs, which can be held up."""
 
     def __init__(self, monkeypatch: pytest.MonkeyPatch, *, at_once: int = 1) -> None:
-        monkeypatch.setattr(object_writer, "LONG", 1000)
-        monkeypatch.setattr(object_writer, "INLINE_SIZE", 0)
+        limit(monkeypatch, LONG=1000, INLINE_SIZE=0)
         self.objects = open_objects(f"memory://{uuid.uuid4().hex}")
         self.parts: list[Sequence[bytes]] = []
         self.together = threading.Barrier(at_once, timeout=TIMEOUT)
-        self._put = self.objects.put
-        monkeypatch.setattr(self.objects, "put", self.put)
+        self.interrupts = False
+        before_each_pack(self.objects, self.begin)
 
-    def put(self, path: str, parts: Sequence[bytes]) -> None:
-        if path.startswith(names.PACKS):
-            self.parts.append(parts)
-            self.together.wait()
-        self._put(path, parts)
+    def begin(self, parts: Sequence[bytes]) -> None:
+        if self.interrupts:
+            raise KeyboardInterrupt
+        self.parts.append(parts)
+        self.together.wait()
 
     def writer(self) -> ObjectWriter:
         return ObjectWriter(RemoteStorage(self.objects), os.urandom(16), 0, bytes(16))
@@ -134,7 +129,7 @@ def test_a_long_value_ends_its_pack_which_is_uploaded_at_once(monkeypatch: pytes
 
 def test_where_no_room_is_left_a_long_value_is_sent_from_where_the_caller_has_it(monkeypatch):
     uploads = Uploads(monkeypatch, at_once=2)
-    monkeypatch.setattr(object_writer, "UPLOAD_BYTES", 6000)
+    limit(monkeypatch, UPLOAD_BYTES=6000)
     writer = uploads.writer()
     first, second = bytearray(b"1" * 5000), bytearray(b"2" * 5000)
     staged = append(writer, first)
@@ -150,18 +145,11 @@ def test_where_no_room_is_left_a_long_value_is_sent_from_where_the_caller_has_it
 
 def test_a_long_value_whose_upload_was_interrupted_is_not_sent_later(monkeypatch: pytest.MonkeyPatch) -> None:
     uploads = Uploads(monkeypatch)
-    monkeypatch.setattr(_Room, "take_now", lambda room, length: False)
     writer = uploads.writer()
-
-    def interrupt(path: str, parts: Sequence[bytes]) -> None:
-        if path.startswith(names.PACKS):
-            raise KeyboardInterrupt
-        uploads.put(path, parts)
-
-    monkeypatch.setattr(uploads.objects, "put", interrupt)
-    with pytest.raises(KeyboardInterrupt):
+    uploads.interrupts = True
+    with mock.patch.object(_Room, "take_now", return_value=False), pytest.raises(KeyboardInterrupt):
         append(writer, bytearray(5000))
-    monkeypatch.setattr(uploads.objects, "put", uploads.put)
+    uploads.interrupts = False
     with pytest.raises(OSError, match="interrupted"):
         writer.finish(writer.size)
     assert not uploads.parts
@@ -169,8 +157,7 @@ def test_a_long_value_whose_upload_was_interrupted_is_not_sent_later(monkeypatch
 
 
 def test_threads_that_stage_long_values_wait_for_no_other_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_writer, "LONG", 1000)
-    monkeypatch.setattr(object_writer, "UPLOAD_BYTES", 1)
+    limit(monkeypatch, LONG=1000, UPLOAD_BYTES=1)
     repo = txstore.Repository(f"memory://{uuid.uuid4().hex}")
     transaction = repo.begin()
     turns, keys = transaction.staging.turns, []
@@ -180,34 +167,11 @@ def test_threads_that_stage_long_values_wait_for_no_other_key(monkeypatch: pytes
         if len(keys) == 4:
             break
     together = threading.Barrier(len(keys), timeout=TIMEOUT)
-    objects = objects_of(repo)
-    put = objects.put
-
-    def put_together(path: str, parts: Sequence[bytes]) -> None:
-        if path.startswith(names.PACKS):
-            together.wait()
-        put(path, parts)
-
-    monkeypatch.setattr(objects, "put", put_together)
+    before_each_pack(objects_of(repo), lambda _: together.wait())
     with ThreadPoolExecutor(len(keys)) as threads:
         list(threads.map(lambda key: transaction.set(key, key.encode() * 5000), keys))
     transaction.commit()
     assert {key: bytes(value) for key, value in repo.mapping().items()} == {key: key.encode() * 5000 for key in keys}
-
-
-def test_what_was_staged_is_let_go_of_by_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    uploads = Uploads(monkeypatch)
-    deleted: list[Sequence[str]] = []
-    delete = uploads.objects.delete
-    monkeypatch.setattr(uploads.objects, "delete", lambda paths: deleted.append(paths) or delete(paths))
-    writer = uploads.writer()
-    append(writer, b"value")
-    writer.finish(writer.size)
-    writer._storage.staged.forget(writer.path)  # its version is taken
-    writer.release()
-    wait_for_background_cleanup()
-    assert deleted == [[writer.path, writer.path + names.LEASE]]
-    assert not uploads.objects.list(names.STAGING)
 
 
 def test_what_is_let_go_of_needs_no_thread_for_single_requests(monkeypatch: pytest.MonkeyPatch) -> None:

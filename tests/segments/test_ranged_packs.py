@@ -51,14 +51,6 @@ def test_of_a_part_only_the_bytes_of_the_slice_are_fetched(objects: FakeObjects)
     assert values.pack.part(offset, len(value), slice(None)) == value
 
 
-def test_a_large_value_is_fetched_in_parallel_and_not_kept_in_memory(objects: FakeObjects) -> None:
-    memory = PieceMemory(64 << 20)
-    values = Values(objects, 1, 2 * RANGE + 5, cache=PackCache(memory=memory))
-    values.view(0)
-    assert sorted(length for [(_, length)] in objects.calls) == [5, RANGE, RANGE]
-    assert memory.size == 0
-
-
 def test_a_long_value_is_read_in_pieces_to_where_it_is_wanted(objects: FakeObjects) -> None:
     memory = PieceMemory(64 << 20)
     values = Values(objects, 1, 2 * RANGE + 5, cache=PackCache(memory=memory))
@@ -132,14 +124,6 @@ def test_at_random_nothing_is_fetched_that_was_not_asked_for(objects: FakeObject
     for i in chosen:
         values.view(i)
     assert objects.requests == [values.range(i) for i in chosen]
-
-
-def test_a_value_across_the_end_of_a_window_is_not_fetched_twice(objects: FakeObjects) -> None:
-    values = Values(objects, 100, 50_000)
-    for i in range(100):
-        values.view(i)
-    asked = sorted((offset, offset + length) for _, offset, length in objects.requests)
-    assert all(before[1] <= after[0] for before, after in pairwise(asked))
 
 
 def test_what_is_planned_never_overlaps_and_holds_what_is_wanted() -> None:
@@ -228,30 +212,6 @@ def test_threads_read_what_was_written(objects: FakeObjects) -> None:
 
 
 @pytest.mark.usefixtures("one_batch")
-def test_an_error_reaches_all_that_wait_and_nobody_after_them(objects: FakeObjects) -> None:
-    values = Values(objects, 10, 1000)
-    gate = Gate()
-
-    def fail(path: str) -> None:
-        gate(path)
-        if len(objects.calls) == 2:
-            raise TimeoutError(110, "the store does not answer", path)
-
-    objects.before = fail
-    with ThreadPoolExecutor(4) as pool:
-        first = pool.submit(values.view, 0)
-        assert gate.reached.wait(TIMEOUT)
-        others = [pool.submit(values.view, i) for i in (5, 9)]
-        wait_until(lambda: len(values.pack.reader._waiting) == 2)
-        gate.open()
-        assert first.result(TIMEOUT) == values.values[0]
-        for one in others:
-            with pytest.raises(TimeoutError, match="does not answer"):
-                one.result(TIMEOUT)
-    values.view(5)
-
-
-@pytest.mark.usefixtures("one_batch")
 def test_who_is_interrupted_while_it_fetches_leaves_the_others_to_go_on(objects: FakeObjects) -> None:
     values = Values(objects, 10, 1000)
     gate = Gate()
@@ -273,48 +233,6 @@ def test_who_is_interrupted_while_it_fetches_leaves_the_others_to_go_on(objects:
         outcomes = [one.exception(TIMEOUT) for one in others]
     assert sorted(type(outcome) for outcome in outcomes if outcome is not None) == [Killed]
     values.view(0)
-
-
-@pytest.mark.usefixtures("one_batch")
-@pytest.mark.parametrize("has_the_turn", [False, True])
-def test_who_is_interrupted_while_it_waits_passes_the_turn_on(objects, monkeypatch, has_the_turn):
-    values = Values(objects, 10, 1000)
-    gate, interrupt = Gate(), threading.Event()
-    objects.before = gate
-
-    class Event(threading.Event):
-        def wait(self, timeout: float | None = None) -> bool:
-            if threading.current_thread().name != "interrupted":
-                assert super().wait(TIMEOUT)
-                return True
-            if has_the_turn:
-                super().wait(TIMEOUT)
-            else:
-                assert interrupt.wait(TIMEOUT)
-            raise Killed
-
-    monkeypatch.setattr(ranged_packs.threading, "Event", Event)
-
-    def wait() -> None:
-        with pytest.raises(Killed):
-            values.view(5)
-
-    with ThreadPoolExecutor(4) as pool:
-        first = pool.submit(values.view, 0)
-        assert gate.reached.wait(TIMEOUT)
-        thread = threading.Thread(target=wait, name="interrupted")
-        thread.start()
-        wait_until(lambda: len(values.pack.reader._waiting) == 1)
-        other = pool.submit(values.view, 9)
-        wait_until(lambda: len(values.pack.reader._waiting) == 2)
-        interrupt.set()
-        if not has_the_turn:
-            thread.join(TIMEOUT)
-        gate.open()
-        assert first.result(TIMEOUT) == values.values[0]
-        assert other.result(TIMEOUT) == values.values[9]
-        thread.join(TIMEOUT)
-    values.view(5)
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")
@@ -343,22 +261,6 @@ async def value_of(values: Values, i: int) -> bytes | None:
     """Return a value that is read without a thread; None if that can't be done."""
     found = await values.pack.reader.try_ranges([(values.offsets[i], len(values.values[i]))])
     return None if found is None else bytes(found[0])
-
-
-async def test_what_a_thread_or_a_coroutine_has_under_way_is_awaited(awaited: FakeObjects) -> None:
-    for with_thread in (True, False):
-        values = Values(awaited, 10, 1000)
-        awaited.clear()
-        awaited.before = gate = Gate()
-        read = asyncio.to_thread(values.view, 3) if with_thread else value_of(values, 3)
-        first = asyncio.create_task(read)
-        assert await asyncio.to_thread(gate.reached.wait, TIMEOUT)
-        second = asyncio.create_task(value_of(values, 3))
-        [fetch] = values.pack.reader._fetches
-        await asyncio.to_thread(wait_until, lambda fetch=fetch: fetch._futures)
-        gate.open()
-        assert [await first, await second] == [values.values[3]] * 2
-        assert len(awaited.requests) == 1
 
 
 def test_nobody_waits_for_ever_for_a_loop_that_was_stopped(objects, monkeypatch):
@@ -405,26 +307,6 @@ async def test_what_fails_or_is_too_much_is_left_to_threads(awaited, monkeypatch
     assert await value_of(values, 3) == values.values[3]  # at hand
     awaited.try_range = None
     assert await value_of(values, 5) is None
-
-
-def test_a_coroutine_that_is_dropped_ends_its_fetch_in_any_thread(objects: FakeObjects) -> None:
-    """The garbage collector may run in a thread that has the lock."""
-    values = Values(objects, 10, 1000)
-    reader = values.pack.reader
-
-    async def never(*_: object) -> None:
-        await asyncio.sleep(TIMEOUT)
-
-    async def begin() -> None:
-        coroutine.send(None)
-
-    objects.try_range = never
-    coroutine = reader.try_ranges([(values.offsets[3], 1000)])
-    asyncio.run(begin())
-    assert len(reader._fetches) == 1
-    with reader._lock:
-        coroutine.close()
-    assert not reader._fetches
 
 
 async def test_what_lies_on_a_disk_is_left_to_a_thread(awaited: FakeObjects, tmp_path: Path) -> None:
@@ -525,18 +407,6 @@ def test_a_value_that_reaches_beyond_the_file_is_an_error(objects: FakeObjects, 
         with pytest.raises(CorruptionError, match="the value reaches beyond the file") as raised:
             read()
         assert (raised.value.path, raised.value.key) == (values.name.path, "key")
-
-
-def test_packs_are_forgotten_in_turn(objects: FakeObjects, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranged_packs, "MAX_READERS", 3)
-    packs = RemotePacks(objects, new_cache())
-    names = [PackName(bytes([i]) * 16) for i in range(5)]
-    first = packs.get(names[0]).reader
-    assert packs.get(names[0]).reader is first
-    for name in names:
-        packs.get(name)
-    assert len(packs._readers) == 3
-    assert packs.get(names[0]).reader is not first
 
 
 @pytest.mark.parametrize("length", [5000, RANGE + 5])

@@ -1,11 +1,8 @@
 """Runs in packs that are read by ranges answer as those in mapped packs, and ask for no more than they need."""
 
 import asyncio
-import os
 import threading
 from collections.abc import Callable
-from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -13,25 +10,20 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-import txstore
 from tests.storage.fake_objects import REPOSITORY, FakeObjects, new_cache
 from tests.tools.waiting import TIMEOUT
 from txstore._native import index as native
-from txstore.errors import CorruptionError, SnapshotExpiredError
+from txstore.errors import CorruptionError
 from txstore.format import packfile
 from txstore.format.commitfile import RunName
 from txstore.format.encoding import crc32c
 from txstore.format.packfile import PackName
-from txstore.history.snapshot import Snapshot, Snapshots
 from txstore.segments import ranged_runs
 from txstore.segments import runs as index
 from txstore.segments.packs import Missing, MissingPackError, OpenPack
-from txstore.segments.ranged_packs import PackReader, RemotePacks, open_packs
-from txstore.segments.ranged_runs import TAIL, LazyRuns, open_run
-from txstore.segments.runs import Located, OpenRun, Runs
-from txstore.storage.kept import PackCache
-
-OpenRepo = Callable[..., txstore.Repository]
+from txstore.segments.ranged_packs import PackReader, RemotePacks
+from txstore.segments.ranged_runs import TAIL, LazyRuns
+from txstore.segments.runs import Located, Runs
 
 
 class MappedPacks:
@@ -62,7 +54,7 @@ class World:
         for seq in range(1, commits + 1):
             self.commit(seq)
             if self.source.random() < 0.4:
-                self._merge(self.source.randrange(1, len(self.names) + 1))
+                self.compact(self.source.randrange(1, len(self.names) + 1))
         self.seq = commits
 
     def commit(self, seq: int) -> None:
@@ -85,7 +77,7 @@ class World:
         content += section + bytes(self.source.choice([0, 300]))
         self.objects.contents[name.path] = bytes(content)
 
-    def _merge(self, count: int) -> None:
+    def compact(self, count: int) -> None:
         """Merge the newest runs, into a pack of its own: a merged run never lies in the newest commit's own file."""
         merged = Runs(self.names[:count], None, MappedPacks(self.objects)).merge(count)
         name = PackName(self.source.randbytes(16))
@@ -113,9 +105,8 @@ def strict(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture
 def narrow(strict: None, monkeypatch: pytest.MonkeyPatch) -> None:
     """Windows of few blocks, so that what is small has several; and tails that end within the index."""
-    monkeypatch.setattr(ranged_runs, "TAIL", 200)
-    monkeypatch.setattr(ranged_runs, "SCAN_SMALLEST", 4096)
-    monkeypatch.setattr(ranged_runs, "SCAN_LARGEST", 8192)
+    for name, size in {"TAIL": 200, "SCAN_SMALLEST": 4096, "SCAN_LARGEST": 8192}.items():
+        monkeypatch.setattr(ranged_runs, name, size)
 
 
 QUESTIONS: list[Callable[[Runs, World], Any]] = [
@@ -157,25 +148,6 @@ def test_ranged_runs_answer_as_mapped_ones(narrow: None, seed: int) -> None:
             lazy = world.lazy()
         elif world.source.random() < 0.2:
             lazy = LazyRuns(world.names, None, RemotePacks(world.objects, new_cache()), lazy.opened())
-
-
-@pytest.mark.long
-def test_ranged_runs_answer_as_mapped_ones_to_threads(narrow: None) -> None:
-    world = World(77)
-    mapped, lazy = world.mapped(), world.lazy()
-    everything = mapped.scan(b"", None, -1)
-
-    def work(seed: int) -> None:
-        source = Random(seed)
-        for _ in range(60):
-            key = source.choice(KEYS)
-            assert lazy.lookup(key) == mapped.lookup(key)
-        assert lazy.scan(b"", None, -1) == everything
-        assert lazy.merge(len(lazy)) == mapped.merge(len(mapped))
-
-    assert len(everything) > 100
-    with ThreadPoolExecutor(6) as pool:
-        list(pool.map(work, range(6)))
 
 
 @given(seed=st.integers(0, 2**32))
@@ -243,18 +215,6 @@ def test_a_run_is_opened_with_the_head_of_its_pack_and_looked_up_by_one_request_
     assert 4096 <= large.objects.requests[2][2] < 5000
 
 
-def test_an_index_that_is_longer_takes_a_request_more(strict: None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(ranged_runs, "TAIL", 1000)
-    large = Large()
-    large.runs()
-    end = large.name.offset + large.name.length
-    (_, first, length), (_, second, rest) = [each for each in large.objects.requests if each[1] > 0]
-    assert (first, length) == (end - 1000, 1000)
-    assert second + rest == first
-    index_at = native.Run(large.section, 1).window(b"", 1 << 62)[1]
-    assert second == large.name.offset + index_at
-
-
 def test_a_small_run_is_fetched_whole(strict: None) -> None:
     small = Large(1000)
     runs = small.runs()
@@ -271,14 +231,6 @@ def test_the_runs_of_a_commit_are_opened_at_the_same_time(strict: None) -> None:
     objects.before = lambda path: barrier.wait(TIMEOUT)
     opened = LazyRuns([each.name for each in reversed(runs)], None, RemotePacks(objects, new_cache()))
     assert len(opened) == len(objects.requests) == 4
-
-
-def test_looking_up_all_keys_in_order_takes_few_requests(strict: None) -> None:
-    large = Large()
-    runs = large.runs()
-    large.objects.clear()
-    assert all(runs.lookup(key) is not None for key in large.keys[::20])
-    assert len(large.objects.requests) <= 9
 
 
 def test_a_scan_takes_few_requests_and_a_short_one_few_bytes(strict: None) -> None:
@@ -404,117 +356,3 @@ def test_a_run_whose_file_is_missing_is_an_error() -> None:
     large.cache = new_cache()
     with pytest.raises(MissingPackError):
         large.runs()
-
-
-# --- snapshots
-class Remote:
-    """The files of a local repository, behind a fake store."""
-
-    def __init__(self, repo: txstore.Repository, cache: PackCache | None = None) -> None:
-        self.objects = FakeObjects(Path(repo.url))
-        self.repo = repo
-        storage: Any = repo.engine.storage
-        before = storage.ranges, storage.cache
-        storage.ranges, storage.cache = self.objects, cache or new_cache()
-        self.snapshots = Snapshots(repo.engine.commits)
-        self.packs = open_packs(storage)
-        storage.ranges, storage.cache = before
-        assert self.snapshots.is_ranged
-        assert self.packs.is_ranged
-
-    def newest(self) -> Snapshot:
-        return self.snapshots.newest("main")
-
-
-@pytest.fixture
-def repo(open_repo: OpenRepo) -> txstore.Repository:
-    return open_repo(durability="none")
-
-
-def fill(repo: txstore.Repository, seed: int) -> None:
-    source = Random(seed)
-    for commit in range(8):
-        with repo.begin() as mapping:
-            for i in range(source.choice([3, 40])):
-                key = f"{source.choice('ab')}/{i}/c/{source.randrange(50)}"
-                mapping[key] = source.randbytes(source.choice([0, 10, 2000, 70_000]))
-            if commit % 3 == 2:
-                for key in list(mapping.keys_below(f"a/{source.randrange(10)}")):
-                    del mapping[key]
-        if commit == 4:
-            repo.optimize()
-
-
-def test_a_snapshot_of_a_real_repository_is_the_same(repo: txstore.Repository, strict: None) -> None:
-    fill(repo, 1)
-    remote = Remote(repo).newest()
-    local = repo.mapping()
-    assert len(local.runs) > 1
-    assert list(remote) == list(local)
-    for key in local:
-        assert remote[key] == local[key]
-        assert remote.lookup(key) == local.lookup(key)
-        assert remote.get_part(key, slice(3, 9)) == local[key][3:9]
-    assert sorted(remote.list_dir("")) == sorted(local.list_dir(""))
-    assert sorted(remote.list_dir("a")) == sorted(local.list_dir("a"))
-    assert remote.runs_since(3).changes(b"", None, 3) == local.runs_since(3).changes(b"", None, 3)
-    assert "nothing" not in remote
-    assert remote.get_view("nothing") is None
-    assert remote.get_part("nothing", slice(1)) is None
-
-
-@pytest.mark.long
-def test_opening_and_reading_one_of_many_chunks_takes_three_requests(repo: txstore.Repository, strict: None) -> None:
-    with repo.begin() as mapping:
-        mapping["array/zarr.json"] = b"{}"
-        for i in range(100_000):
-            mapping[f"array/c/{i}"] = b"chunk %d" % i
-    cache = new_cache()
-    remote = Remote(repo, cache)
-    snapshot = remote.newest()
-    name = snapshot.stored.header.name
-    content = Path(repo.url, name.path).read_bytes()
-    cache.keep(name.id, len(content) - TAIL, content[-TAIL:])
-    assert snapshot["array/zarr.json"] == b"{}"
-    assert snapshot["array/c/54321"] == b"chunk 54321"
-    assert len(remote.objects.requests) <= 3
-    remote.objects.clear()
-    assert snapshot["array/c/54322"] == b"chunk 54322"
-    assert len(remote.objects.requests) <= 1
-    assert sum(1 for _ in snapshot) == 100_001
-    assert len(remote.objects.requests) <= 12
-
-
-def test_a_file_that_a_vacuum_has_taken_is_an_expired_snapshot(repo, monkeypatch):
-    fill(repo, 2)
-    remote = Remote(repo)
-    snapshot = remote.newest()
-    key = next(key for key in snapshot if len(repo.mapping()[key]) > 1000)
-    found = snapshot.lookup(key)
-    path = snapshot.runs.pack_name(found.run, found.pack).path
-    content = Path(repo.url, path).read_bytes()
-    os.unlink(Path(repo.url, path))
-    try:
-        with pytest.raises(MissingPackError):
-            snapshot.get_view(key)
-        monkeypatch.setattr(repo.engine.commits.kept, "has", lambda stored: False)
-        with pytest.raises(SnapshotExpiredError):
-            snapshot.get_view(key)
-        with pytest.raises(SnapshotExpiredError):
-            snapshot.get_part(key, slice(5))
-    finally:
-        Path(repo.url, path).write_bytes(content)
-    assert snapshot[key] == content[found.offset : found.offset + found.length]
-
-
-def test_what_a_commit_needs_is_known_without_its_blocks(repo: txstore.Repository, strict: None) -> None:
-    with repo.begin() as mapping:
-        for i in range(20_000):
-            mapping[f"array/c/{i}"] = b""
-    remote = Remote(repo)
-    snapshot = repo.mapping()
-    [name] = snapshot.run_names
-    found = open_run(name, remote.packs)
-    assert found.run.entries == 20_000
-    assert sorted(length for *_, length in remote.objects.requests) == [packfile.HEAD_SIZE, TAIL]
-    assert type(open_run(name, open_packs(repo.engine.storage))) is OpenRun

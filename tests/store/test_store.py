@@ -151,13 +151,6 @@ def test_the_mapping_takes_a_buffer_without_bytes(store: TxStore, shape: tuple[i
     assert store.mapping["a"] == b""
 
 
-def test_the_mapping_and_the_store_see_the_same(store: TxStore) -> None:
-    store.mapping["a"] = b"1"
-    assert store["a"] == b"1"
-    store["b"] = b"2"
-    assert store.mapping["b"] == b"2"
-
-
 def test_a_snapshot_is_a_mapping_that_nobody_can_write(repo: txstore.Repository) -> None:
     commit(repo, a=b"1", b=b"2")
     snapshot = repo.mapping()
@@ -242,28 +235,6 @@ def test_a_byte_range_is_a_part_of_the_value(repo, store, where, request_, expec
     assert found.to_bytes() == expected
 
 
-def test_a_byte_range_of_nothing_is_none(store: TxStore) -> None:
-    assert store.get_sync("a", byte_range=RangeByteRequest(0, 1)) is None
-    store["a"] = b"1"
-    del store["a"]
-    assert store.get_sync("a", byte_range=RangeByteRequest(0, 1)) is None
-
-
-async def test_partial_values_come_in_the_order_asked_for(repo: txstore.Repository) -> None:
-    commit(repo, a=LARGE, b=b"12345")
-    asked = [("b", SuffixByteRequest(2)), ("c", None), ("a", RangeByteRequest(1, 3)), ("b", None)]
-    found = await repo.snapshot().get_partial_values(PROTOTYPE, iter(asked))
-    assert [None if value is None else value.to_bytes() for value in found] == [b"45", None, b"\1\2", b"12345"]
-
-
-async def test_sizes_are_those_of_the_values(repo: txstore.Repository) -> None:
-    commit(repo, **{"a/b": LARGE, "a/c/0": b"123", "ab": b"1", "a": b"12"})
-    store = repo.snapshot()
-    assert await store.getsize("a/b") == len(LARGE)
-    assert await store.getsize_prefix("a") == await store.getsize_prefix("a/") == len(LARGE) + 3
-    assert await store.getsize_prefix("") == len(LARGE) + 6
-
-
 # --- views
 def view_of(store: TxStore, key: str) -> np.ndarray[Any, Any]:
     found = store.get_sync(key, prototype=PROTOTYPE)
@@ -289,19 +260,6 @@ def test_a_value_that_is_read_is_not_copied(repo: txstore.Repository, size: int)
     assert np.shares_memory(view_of(snapshot, "a"), view_of(snapshot, "a"))
     view = repo.mapping().get_view("a")
     assert isinstance(view.obj, type(local.map_file(repo.url.removeprefix("file://"), "format.json")))
-
-
-@linux
-def test_a_value_lies_in_the_mapped_commit_file(repo: txstore.Repository) -> None:
-    commit(repo, a=LARGE)
-    array = view_of(repo.snapshot(), "a")
-    address = array.__array_interface__["data"][0]
-    with open("/proc/self/maps") as maps:
-        lines = [line.split(maxsplit=5) for line in maps]
-    ranges = [(line[5], *(int(part, 16) for part in line[0].split("-"))) for line in lines if len(line) > 5]
-    assert [
-        path.strip().endswith("commits/main/0000000000") for path, low, high in ranges if low <= address < high
-    ] == [True]
 
 
 def test_a_value_from_1_kib_on_is_aligned_for_every_dtype(repo: txstore.Repository) -> None:
@@ -332,12 +290,6 @@ def test_reading_fifty_commits_holds_no_descriptor(repo: txstore.Repository) -> 
     assert len({view.tobytes() for view in views}) == 2
 
 
-def test_a_writer_reads_committed_values_as_views_too(store: TxStore) -> None:
-    store["a"] = LARGE
-    store.commit()
-    assert np.shares_memory(view_of(store, "a"), view_of(store, "a"))
-
-
 # --- copies, opening and closing
 def test_a_read_only_copy_sees_what_is_staged(store: TxStore) -> None:
     store["a"] = b"1"
@@ -347,14 +299,6 @@ def test_a_read_only_copy_sees_what_is_staged(store: TxStore) -> None:
     assert copy.read_only
     with pytest.raises(ValueError, match="read-only"):
         copy["c"] = b"3"
-
-
-def test_a_read_only_copy_follows_the_commits_of_its_writer(store: TxStore) -> None:
-    copy = store.with_read_only(True)
-    store["a"] = b"1"
-    store.commit()
-    store["b"] = b"2"
-    assert list(copy) == ["a", "b"]
 
 
 def test_closing_a_copy_does_not_end_the_transaction(repo: txstore.Repository, store: TxStore) -> None:
@@ -386,27 +330,6 @@ def test_a_writable_copy_of_a_snapshot_begins_at_its_commit(repo: txstore.Reposi
     writer.commit()
     assert list(repo.snapshot()) == ["a", "b", "c"]
     assert list(snapshot) == ["a"]
-
-
-def test_a_copy_is_not_open_until_it_is_used(store: TxStore) -> None:
-    copy = store.with_read_only(True)
-    assert not copy._is_open
-    copy.get_sync("a")
-    assert copy._is_open
-
-
-async def test_a_store_that_is_not_open_is_used_by_many_at_once(repo: txstore.Repository) -> None:
-    commit(repo, **{f"c/{n}": b"%d" % n for n in range(50)})
-    store = txstore.TxStore(repo.url, read_only=True)
-    found = await asyncio.gather(*(store.get(f"c/{n}", PROTOTYPE) for n in range(50)))
-    assert [value.to_bytes() for value in found if value is not None] == [b"%d" % n for n in range(50)]
-
-
-async def test_a_store_is_opened_by_two_at_once(repo: txstore.Repository) -> None:
-    commit(repo, a=b"1")
-    store = repo.snapshot()
-    await asyncio.gather(store._ensure_open(), store._ensure_open())
-    assert store._is_open
 
 
 async def test_a_closed_store_is_used_again(repo: txstore.Repository) -> None:

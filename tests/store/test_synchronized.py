@@ -1,7 +1,6 @@
 """Synchronized arrays do what zarr's arrays do; each write is one commit, made with the locks of what it changes."""
 
 import multiprocessing
-import os
 import pickle
 import threading
 from collections.abc import Callable
@@ -157,17 +156,6 @@ def test_what_zarr_arrays_have_not(pair):
     assert "(10, 7) int32" in repr(synced)
 
 
-def test_scalars(repo):
-    synchronized_root = make_group(repo)
-    a = synchronized_root.create_array("s", shape=(), dtype="i4")
-    a[...] = 3
-    a[()] = a[()] + 1
-    assert a[()] == 4
-    for use in (len, list):
-        with pytest.raises(TypeError, match="without dimensions"):
-            use(a)
-
-
 def test_a_structured_type(repo):
     dtype = [("a", "i4"), ("b", "f8")]
     create_array(repo, "x", shape=(6,), chunks=(4,), dtype=dtype, zarr_format=2)
@@ -230,14 +218,6 @@ def test_a_group_in_the_place_of_an_array(repo, a):
     create_array(repo, "x", shape=(4,), chunks=(4,), dtype="i4", overwrite=True)
     with pytest.raises(NodeNotFoundError, match="no group at 'x': it is an array"):
         dict(g.attrs)
-
-
-def test_iterating_is_over_one_commit(a):
-    rows = []
-    for row in a:
-        rows.append(int(row))
-        a[...] = -1
-    assert rows == list(range(10))
 
 
 # --- locks
@@ -330,25 +310,6 @@ def test_a_conflict_with_somebody_without_locks_is_retried(repo, a, monkeypatch)
     a[0] = 7
     assert begun == [{"x": 0}] * 4
     assert a[:3].tolist() == [7, 103, 2]
-
-
-def test_the_retries_end(repo, a, monkeypatch):
-    begin = repo.transaction
-    begun = []
-
-    def transaction(*arguments, lock=None, **more):
-        store = begin(*arguments, lock=lock, **more)
-        begun.append(lock)
-        with begin() as foreign:
-            zarr.open_array(foreign, path="x", mode="r+")[:2] = 100 + len(begun)
-        return store
-
-    monkeypatch.setattr(repo, "transaction", transaction)
-    monkeypatch.setattr("time.sleep", lambda _: None)
-    with pytest.raises(txstore.ConflictError):
-        a[0] = 7
-    assert 5 <= len(begun) <= 50
-    assert a[:2].tolist() == [100 + len(begun)] * 2
 
 
 def test_where_there_are_no_locks(repo, a, monkeypatch):
@@ -576,33 +537,6 @@ def test_in_another_process(repo):
     assert a[:4].tolist() == [100, 101, 102, 103]
 
 
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-@pytest.mark.filterwarnings("ignore:.*multi-threaded.*fork:DeprecationWarning")
-def test_after_a_fork(repo, a):
-    """The child has inherited what the parent has opened, and its locks are not the parent's."""
-    a[0] = 1
-    with repo.transaction(lock={"x": np.s_[0:4]}):
-        reading, writing = os.pipe()
-        child = os.fork()
-        if child == 0:
-            try:
-                a[8] = 100 + int(a[0])
-                try:
-                    a[1] = 7
-                except LockTimeoutError:
-                    os.write(writing, b"well")
-            finally:
-                os._exit(0)
-        os.close(writing)
-        with os.fdopen(reading, "rb") as pipe:
-            told = pipe.read()
-        os.waitpid(child, 0)
-        if repo.engine.locks.kind == "table":  # the others can't leave locks to siblings alone, so a fork gives them up
-            assert told == b"well"
-    a[2] = 5
-    assert a[:].tolist() == [1, 1 if told else 7, 5, 3, 4, 5, 6, 7, 101, 9]
-
-
 def test_threads_that_share_one(repo):
     a = make_group(repo).create_array("x", shape=(8,), chunks=(4,), dtype="i4")
     begin = threading.Barrier(4)
@@ -620,12 +554,3 @@ def test_threads_that_share_one(repo):
     assert a[:].tolist() == [10, 10, 10, 0, 0, 0, 0, 10]
     assert a.attrs == {"0": 10, "1": 10, "2": 10, "7": 10}
     assert version(repo) == before + 80
-
-
-@pytest.mark.usefixtures("pipeline")
-def test_with_each_codec_pipeline(repo):
-    a = make_group(repo).create_array("x", data=np.zeros((9, 4)), chunks=(2, 3))
-    a[1:8, 2] = 7
-    a.append(np.ones((1, 4)))
-    assert a.shape == (10, 4)
-    assert a[:, 2].tolist() == [0] + [7] * 7 + [0, 1]

@@ -1,7 +1,5 @@
 """Arrays and groups of zarr through a TxStore: made and changed in transactions, read back from snapshots."""
 
-import json
-from threading import current_thread
 from typing import Any
 
 import numpy as np
@@ -9,12 +7,9 @@ import pytest
 import xarray
 import zarr
 import zarr.api.asynchronous
-from zarr.core.group import GroupMetadata
-from zarr.core.metadata import ArrayV3Metadata
 
 import txstore
 from txstore.store import TxStore
-from txstore.zarr_interface import SessionCalls
 
 
 def create(repo: txstore.Repository, data: Any, **arguments: Any) -> None:
@@ -37,16 +32,6 @@ def zarr_format(request: pytest.FixtureRequest) -> int:
 
 
 # --- arrays
-def test_the_fused_pipeline_alone_leaves_the_callers_thread(repo, pipeline, monkeypatch):
-    create(repo, range(6), chunks=(2,))
-    store, z = writable(repo)
-    z[:2] = 7
-    threads = set()
-    original = SessionCalls.set
-    monkeypatch.setattr(SessionCalls, "set", lambda *args: threads.add(current_thread()) or original(*args))
-    z[2:] = 8
-    store.commit()
-    assert (current_thread() in threads) == (pipeline == "Batched")
 
 
 @pytest.mark.parametrize("value", [7, 2.5, True, "word"])
@@ -98,25 +83,6 @@ def test_equal_chunks_written_again_make_no_commit(repo: txstore.Repository, pip
     assert len(list(repo.log())) == 1
 
 
-def test_attributes_are_updated(repo: txstore.Repository, zarr_format: int) -> None:
-    create(repo, [1], attributes={"unit": "m"}, zarr_format=zarr_format)
-    store, z = writable(repo)
-    z.attrs["scale"] = 2
-    z.update_attributes({"unit": "km"})
-    store.commit()
-    assert dict(zarr.open_array(repo.snapshot(), path="x", mode="r").attrs) == {"unit": "km", "scale": 2}
-    assert dict(zarr.open_array(repo.snapshot(0), path="x", mode="r").attrs) == {"unit": "m"}
-
-
-def test_a_larger_array_is_filled(repo: txstore.Repository, pipeline: str, zarr_format: int) -> None:
-    create(repo, [1, 2, 3], chunks=(2,), fill_value=9, zarr_format=zarr_format)
-    store, z = writable(repo)
-    z.resize((6,))
-    store.commit()
-    assert read(repo).tolist() == [1, 2, 3, 9, 9, 9]
-    assert read(repo, at=0).tolist() == [1, 2, 3]
-
-
 def test_a_smaller_array_loses_its_chunks_for_good(repo: txstore.Repository, pipeline: str, zarr_format: int) -> None:
     create(repo, [1, 2, 3, 4, 5, 6], chunks=(2,), zarr_format=zarr_format)
     store, z = writable(repo)
@@ -149,61 +115,6 @@ def test_a_shard_is_read_and_written_in_parts(repo: txstore.Repository, pipeline
     assert all(z[i : i + 5].tolist() == expected[i : i + 5].tolist() for i in range(60))
 
 
-def test_inner_chunks_of_a_shard_are_read_by_byte_ranges(repo, pipeline, monkeypatch):
-    create(repo, np.arange(64, dtype="i4"), chunks=(4,), shards=(64,), compressors=None)
-    asked = []
-    original = TxStore.get_sync
-
-    def get_sync(self: TxStore, key: str, **options: Any) -> Any:
-        asked.append(options.get("byte_range"))
-        return original(self, key, **options)
-
-    z = zarr.open_array(repo.snapshot(), path="x", mode="r")
-    monkeypatch.setattr(TxStore, "get_sync", get_sync)
-    assert z[9:11].tolist() == [9, 10]
-    assert asked
-    assert None not in asked
-
-
-def test_selections_of_every_kind_are_written(repo: txstore.Repository, pipeline: str) -> None:
-    expected = np.zeros((7, 5), "i4")
-    create(repo, expected, chunks=(3, 2))
-    with repo.transaction() as store:
-        z = zarr.open_array(store, path="x")
-        z[::2, 1:3] = expected[::2, 1:3] = 1
-        z.oindex[[0, 3, 6], [4, 0]] = 2
-        expected[np.ix_([0, 3, 6], [4, 0])] = 2
-        z.vindex[[1, 5], [2, 3]] = expected[[1, 5], [2, 3]] = [3, 4]
-        z.blocks[1, 1] = expected[3:6, 2:4] = 5
-    np.testing.assert_array_equal(read(repo), expected)
-
-
-def test_deleting_an_array_deletes_its_chunks(repo: txstore.Repository, zarr_format: int) -> None:
-    with repo.transaction() as store:
-        zarr.create_array(store, name="xy", data=np.arange(3), zarr_format=zarr_format)
-    create(repo, range(100), chunks=(2,), zarr_format=zarr_format)
-    with repo.transaction() as store:
-        del zarr.open_group(store)["x"]
-    assert [key for key in repo.snapshot() if key.startswith("x/")] == []
-    assert read(repo, "xy").tolist() == [0, 1, 2]
-    assert read(repo, at=1).tolist() == list(range(100))
-
-
-def test_overwriting_an_array_leaves_none_of_its_chunks(repo: txstore.Repository, zarr_format: int) -> None:
-    create(repo, range(10), chunks=(1,), zarr_format=zarr_format)
-    create(repo, [7], chunks=(1,), zarr_format=zarr_format, overwrite=True)
-    assert read(repo).tolist() == [7]
-    assert read(repo, at=0).tolist() == list(range(10))
-    assert sum(key[-1].isdigit() for key in repo.snapshot()) == 1
-
-
-def test_creating_an_array_twice_is_refused(repo: txstore.Repository) -> None:
-    create(repo, [1])
-    with pytest.raises(zarr.errors.ContainsArrayError):
-        create(repo, [2])
-    assert read(repo).tolist() == [1]
-
-
 def test_an_error_in_the_block_leaves_nothing(repo: txstore.Repository) -> None:
     create(repo, [1, 2], chunks=(1,))
     with pytest.raises(ZeroDivisionError), repo.transaction() as store:
@@ -214,52 +125,6 @@ def test_an_error_in_the_block_leaves_nothing(repo: txstore.Repository) -> None:
 
 
 # --- groups
-def test_a_group_lists_its_members(repo: txstore.Repository, zarr_format: int) -> None:
-    with repo.transaction() as store:
-        group = zarr.create_group(store, zarr_format=zarr_format)
-        group.create_group("a").create_array("x", data=np.arange(300), chunks=(1,))
-        group.create_array("a-b", data=np.arange(3))
-    group = zarr.open_group(repo.snapshot(), mode="r")
-    assert sorted(name for name, _ in group.members()) == ["a", "a-b"]
-    assert sorted(name for name, _ in group.members(max_depth=None)) == ["a", "a-b", "a/x"]
-    assert str(group.tree()).splitlines()[1:] == ["├── a", "│   └── x (300,) int64", "└── a-b (3,) int64"]
-
-
-@pytest.mark.long
-def test_listing_a_group_does_not_walk_the_chunks(repo, zarr_format, monkeypatch):
-    create(repo, range(1, 3000), chunks=(1,), zarr_format=zarr_format)
-    listed = []
-    snapshot = repo.snapshot()
-    scan = type(snapshot.mapping.runs).scan
-    monkeypatch.setattr(type(snapshot.mapping.runs), "scan", lambda *args: listed.append(found := scan(*args)) or found)
-    assert list(zarr.open_group(snapshot, mode="r")) == ["x"]
-    assert sum(map(len, listed)) < 100
-
-
-def test_deleting_a_group_deletes_what_is_below(repo: txstore.Repository, zarr_format: int) -> None:
-    with repo.transaction() as store:
-        group = zarr.create_group(store, zarr_format=zarr_format)
-        group.create_group("a/b").create_array("x", data=np.arange(3))
-        group.create_group("ab")
-    with repo.transaction() as store:
-        del zarr.open_group(store)["a"]
-    assert sorted(zarr.open_group(repo.snapshot(), mode="r")) == ["ab"]
-    assert not any(key.startswith("a/") for key in repo.snapshot())
-
-
-def test_create_hierarchy_makes_all_nodes(repo: txstore.Repository) -> None:
-    array = ArrayV3Metadata.from_dict(json.loads(json.dumps(_array_metadata(repo))))
-    with repo.transaction() as store:
-        nodes = {"a": GroupMetadata(attributes={"n": 1}), "a/b": GroupMetadata(), "a/b/y": array}
-        assert len(dict(zarr.create_hierarchy(store=store, nodes=nodes))) >= 3
-    group = zarr.open_group(repo.snapshot(), path="a", mode="r")
-    assert group.attrs["n"] == 1
-    assert group["b/y"].shape == (3,)
-
-
-def _array_metadata(repo: txstore.Repository) -> Any:
-    create(repo, [1, 2, 3])
-    return json.loads(repo.snapshot()["x/zarr.json"])
 
 
 # --- modes
@@ -272,37 +137,6 @@ def test_mode_w_replaces_everything(repo: txstore.Repository, zarr_format: int) 
     assert list(zarr.open_group(repo.snapshot(0), mode="r")) == ["x"]
 
 
-def test_mode_w_minus_refuses_what_exists(repo: txstore.Repository) -> None:
-    with repo.transaction() as store:
-        zarr.open_group(store, mode="w-")
-    with repo.transaction() as store, pytest.raises(FileExistsError):
-        zarr.open_group(store, mode="w-")
-
-
-def test_mode_a_keeps_what_exists(repo: txstore.Repository) -> None:
-    for name in ("x", "y"):
-        with repo.transaction() as store:
-            zarr.open_group(store, mode="a").create_group(name)
-    assert sorted(zarr.open_group(repo.snapshot(), mode="r")) == ["x", "y"]
-
-
-def test_mode_r_plus_needs_something_that_exists(repo: txstore.Repository) -> None:
-    with repo.transaction() as store, pytest.raises(FileNotFoundError):
-        zarr.open_group(store, mode="r+")
-    create(repo, [1, 2])
-    with repo.transaction() as store:
-        zarr.open(store, path="x", mode="r+")[0] = 5
-    assert read(repo).tolist() == [5, 2]
-
-
-def test_mode_r_of_a_writer_refuses_writes(repo: txstore.Repository) -> None:
-    create(repo, [1, 2])
-    with repo.transaction() as store:
-        z = zarr.open_array(store, path="x", mode="r")
-        with pytest.raises(ValueError, match="read-only"):
-            z[0] = 5
-
-
 def test_a_snapshot_refuses_every_other_mode(repo: txstore.Repository) -> None:
     create(repo, [1, 2])
     for mode in ("w", "a", "r+", "w-"):
@@ -310,30 +144,7 @@ def test_a_snapshot_refuses_every_other_mode(repo: txstore.Repository) -> None:
             zarr.open_group(repo.snapshot(), mode=mode)  # type: ignore[arg-type]
 
 
-def test_mode_r_of_an_empty_repository_finds_nothing(repo: txstore.Repository) -> None:
-    with repo.transaction() as store, pytest.raises(FileNotFoundError):
-        zarr.open_group(store, mode="r")
-
-
 # --- sizes, the asynchronous interface, xarray
-def test_nbytes_stored_counts_the_array_alone(repo: txstore.Repository, zarr_format: int) -> None:
-    create(repo, np.arange(100, dtype="i4"), chunks=(10,), compressors=None, zarr_format=zarr_format, fill_value=None)
-    with repo.transaction() as store:
-        zarr.create_array(store, name="y", data=np.arange(100))
-    snapshot = repo.snapshot()
-    z = zarr.open_array(snapshot, path="x", mode="r")
-    documents = sum(len(snapshot[key]) for key in snapshot if key.startswith("x/") and not key[-1].isdigit())
-    assert z.nbytes_stored() == 400 + documents
-    assert z.nchunks_initialized == 10
-
-
-async def test_the_asynchronous_interface_reads_and_writes(repo: txstore.Repository, pipeline: str) -> None:
-    with repo.transaction() as store:
-        group = await zarr.api.asynchronous.open_group(store, mode="a")
-        array = await group.create_array("x", shape=(6,), chunks=(2,), dtype="i4")
-        await array.setitem(slice(0, 5), np.arange(5, dtype="i4"))
-    array = await zarr.api.asynchronous.open_array(store=repo.snapshot(), path="x", mode="r")
-    assert np.asarray(await array.getitem(slice(1, 6))).tolist() == [1, 2, 3, 4, 0]
 
 
 def test_xarray_writes_appends_and_reads(repo: txstore.Repository, pipeline: str, zarr_format: int) -> None:
