@@ -8,6 +8,8 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from txstore.format.consolidated import decoded
 from txstore.format.documents import written_by_zarr
 from txstore.format.keys import document_key, node_of_document
@@ -61,8 +63,11 @@ def array_in_format_3(document: Mapping[str, Any], attributes: Mapping[str, Any]
         del attributes[_DIMENSIONS]
         missing = document.get("fill_value")
         missing = attributes.get(_MISSING) if missing is None else missing
-        if missing is not None:
-            kind = dtype.to_native_dtype().kind
+        kind = dtype.to_native_dtype().kind
+        if kind in "mM":  # for which xarray knows no attribute: it takes NaT for missing data without one
+            if fill_value is not None and not np.isnat(fill_value):
+                raise NoEquivalentError(f"its fill value is a time, {fill_value}")
+        elif missing is not None:
             # xarray opens no data set of format 3 in which a text has the former.
             attributes["missing_value" if kind in "OTU" else _MISSING] = missing_value(missing, kind)
     else:
