@@ -118,6 +118,17 @@ def test_what_xarray_takes_for_missing_stays_missing(with_root: txstore.Reposito
     assert found.t.dims == ("y", "x")
 
 
+def test_a_record_of_any_number_of_fields(with_root: txstore.Repository, tmp_path: Path) -> None:
+    """zarr takes a millisecond for each: two megabytes would take minutes."""
+    fields = [[f"f{number}", "|u1"] for number in range(12_000)]
+    document = {"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": fields, "order": "C"}
+    (tmp_path / "x").mkdir()
+    rest = {"compressor": None, "filters": None, "fill_value": None}
+    (tmp_path / "x" / ".zarray").write_text(json.dumps({**document, **rest}))
+    with pytest.raises(SourceError, match="its data type takes more than 131,072 characters"):
+        with_root.import_from(tmp_path / "x", "deep")
+
+
 def test_times_that_xarray_takes_for_missing(with_root: txstore.Repository, tmp_path: Path) -> None:
     """Of times xarray has no words for a fill value in format 3. It takes NaT for missing anyway."""
     xr = pytest.importorskip("xarray")

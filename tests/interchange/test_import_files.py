@@ -51,6 +51,20 @@ def test_files_whose_axes_have_other_names_are_not_joined(repo: txstore.Reposito
             repo.import_from(paths, concat=concat)
 
 
+def test_values_without_end_that_were_never_written(repo: txstore.Repository, tmp_path: Path) -> None:
+    """A file of two kilobytes declares any number: to copy them would take as long as it says."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", shape=(10**15,), chunks=(1 << 20,), dtype="u1")
+        file["y"] = [1, 2, 3]
+    group = zarr.create_group(tmp_path / "a.zarr")
+    group.create_array("x", shape=(10**15,), chunks=(1 << 20,), dtype="u1")
+    for name, options in (("a.h5", {}), ("a.zarr", {"concat": 0})):
+        with pytest.raises(txstore.SourceError, match=r"most were never written. To leave it out: exclude=\['x'\]"):
+            repo.import_from(tmp_path / name, **options)
+    repo.import_from(tmp_path / "a.h5", exclude=["x"])
+    assert opened(repo)["y"][:].tolist() == [1, 2, 3]
+
+
 def test_files_with_other_fill_values_are_not_joined(repo: txstore.Repository, tmp_path: Path) -> None:
     """In format 2, xarray takes it for missing data; in format 3, an attribute."""
     for zarr_format, name in ((2, "fill_value"), (3, "_FillValue")):

@@ -22,6 +22,8 @@ _SHUFFLES = {0: "noshuffle", 1: "shuffle", 2: "bitshuffle"}
 _SERIALIZERS = ("vlen-utf8", "vlen-bytes", "vlen-array", "json2", "msgpack2", "pickle", "categorize")
 #: Bytes: format 3 writes out a fill value that format 2 leaves out, and any document may declare long elements.
 _LONGEST_ELEMENT = 1 << 20
+#: Characters of a data type, as JSON: zarr takes a millisecond for each field of a record.
+_LONGEST_TYPE = 1 << 17
 _DIMENSIONS = "_ARRAY_DIMENSIONS"
 _MISSING = "_FillValue"
 
@@ -49,6 +51,8 @@ def array_in_format_3(document: Mapping[str, Any], attributes: Mapping[str, Any]
     """Return the document of an array. Raises `NoEquivalentError`, and zarr's errors for an invalid one."""
     from txstore.zarr_private import ArrayV2Metadata
 
+    if len(json.dumps(document["dtype"])) > _LONGEST_TYPE:
+        raise NoEquivalentError(f"its data type takes more than {_LONGEST_TYPE:,} characters")
     attributes = dict(attributes)
     # zarr 2 wrote 0 for arrays without elements.
     document = {**document, "chunks": [max(size, 1) for size in document["chunks"]]}

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 #: Seconds after which an import with a name keeps what it has staged: one that is killed then goes on from there.
 KEEP_EVERY = 1.0
+#: How many bytes arrays may have for each byte of their files, and how many they always may. A file of a few kilobytes
+#: may declare any number of values that were never written, and to copy them takes time.
+_MOST_OF_BYTE, _ALWAYS = 100_000, 256 << 20
 
 
 @concealing
@@ -181,6 +184,11 @@ class _Import:
         job = self._job
         joined = _survey(job)
         self._total = joined.nbytes
+        stored = sum(file.size for files in self._files for file in files.values())
+        if self._total > max(_ALWAYS, _MOST_OF_BYTE * stored):
+            largest = max(joined.arrays, key=lambda path: joined.arrays[path].nbytes)
+            told = f"the arrays have {self._total:,} bytes, and their files {stored:,}: most were never written"
+            raise job.places[0].refused(largest, told)
         self._set(documents_at(self._store, job.path, joined.documents(job), job.places[0].url, keeps_root=True))
         for number, place in enumerate(job.places):
             with closing(job.open(place)) as opened:
