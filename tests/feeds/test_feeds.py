@@ -151,18 +151,6 @@ def test_regions_lie_in_the_shape(filled, change, regions):
     assert nodes == [("src/x", "changed", regions)]
 
 
-@pytest.mark.parametrize(
-    "other", [{"dtype": "f4"}, {"fill_value": 3}, {"chunks": (5,)}, {"shape": (5, 2), "chunks": (2, 2)}]
-)
-def test_another_array_in_its_place_differs_as_a_whole(filled: txstore.Repository, other: dict[str, object]) -> None:
-    feed = filled.feeds.create("f", paths="src")
-    how = {"shape": (10,), "chunks": (4,), "dtype": "i8", **other}
-    with filled.transaction() as store:
-        zarr.create_array(store, name="src/x", overwrite=True, **how)  # type: ignore[arg-type]
-    (change,) = feed
-    assert change.nodes[0].regions == [tuple(slice(0, n) for n in how["shape"])]  # type: ignore[attr-defined]
-
-
 def test_branches_merges_and_reverts_are_told_as_commits_of_the_followed_branch(filled: txstore.Repository) -> None:
     feed = filled.feeds.create("f", paths="src")
     filled.branches["dev"] = filled.head()

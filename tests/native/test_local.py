@@ -3,16 +3,13 @@
 import array
 import contextlib
 import errno
-import gc
 import importlib
 import mmap
 import os
 import socket
 import stat
-import subprocess
 import sys
 import threading
-import weakref
 from functools import partial
 
 import google_crc32c
@@ -23,7 +20,6 @@ from hypothesis import strategies as st
 
 from tests.storage.sandbox import without_openat2
 from tests.tools.disk import in_child
-from tests.tools.lock_clients import descriptors_of
 from tests.tools.workers import run_threads
 
 MODULES = {"c": "txstore._native._local", "python": "txstore._native.local_fallback"}
@@ -352,68 +348,24 @@ def test_map_file(local, make_file, size):
             np.frombuffer(mapped, "u1")[0] = 1
 
 
-def test_a_view_keeps_the_mapping(local, make_file):
-    data = os.urandom(100_000)
-    path = make_file(data)
-    mapped = local.map_file(*split(path))
-    numbers = np.frombuffer(local.view(mapped, 64, 90_000, checksum(data[64:90_064])), "u1")[1000:]
-    del mapped
-    gc.collect()
-    if os.name == "posix":
-        os.unlink(path)
-    assert numbers.tobytes() == data[1064:90_064]
-
-
-@linux_only
-def test_the_mapping_goes_with_the_last_view(local, make_file):
-    def mapped_here(path):
-        with open("/proc/self/maps") as maps:
-            return path in maps.read()
-
-    path = make_file(os.urandom(10_000), name="a-name-of-its-own")
-    mapped = local.map_file(*split(path))
-    part = memoryview(mapped)[5:10]
-    del mapped
-    assert mapped_here(path)
-    del part
-    gc.collect()
-    assert not mapped_here(path)
-
-
-@linux_only
-def test_mapped_files_cost_no_descriptors(local, make_file):
-    if local.IMPLEMENTATION == "python" and sys.version_info < (3, 13):
-        pytest.skip("mmap.mmap keeps a descriptor before Python 3.13")
-    path = make_file(os.urandom(100))
-    kept = [local.map_file(*split(path)) for _ in range(50)]
-    assert descriptors_of(path) == []
-    assert len(kept) == 50
-
-
-def test_what_can_not_be_mapped_is_an_os_error_with_its_name(local, make_file, tmp_path):
-    missing = str(tmp_path / "missing")
-    with pytest.raises(FileNotFoundError) as caught:
-        local.map_file(*split(missing))
-    assert (caught.value.errno, caught.value.filename) == (errno.ENOENT, missing)
-    with pytest.raises(NotADirectoryError):
-        local.map_file(*split(os.path.join(make_file(b"x"), "below")))
+@posix_only
+def test_only_regular_files_are_mapped(local, make_file, tmp_path):
+    os.mkfifo(tmp_path / "fifo")
+    below = os.path.join(make_file(b"x"), "below")
+    for path, number in [
+        (str(tmp_path / "missing"), errno.ENOENT),
+        (below, errno.ENOTDIR),
+        (str(tmp_path), errno.EISDIR),
+        (str(tmp_path / "fifo"), errno.EINVAL),  # and it does not wait for a writer
+    ]:
+        with pytest.raises(OSError) as caught:
+            local.map_file(*split(path))
+        assert (caught.value.errno, caught.value.filename) == (number, path)
     with pytest.raises(ValueError, match="null"):
         local.map_file(str(tmp_path), "a\0b")
     for wrong in ((None, "a"), (str(tmp_path), None), (str(tmp_path),)):
         with pytest.raises(TypeError):
             local.map_file(*wrong)
-
-
-@posix_only
-def test_only_regular_files_are_mapped(local, tmp_path):
-    with pytest.raises(IsADirectoryError) as caught:
-        local.map_file(*split(str(tmp_path)))
-    assert caught.value.filename == str(tmp_path)
-    fifo = str(tmp_path / "fifo")
-    os.mkfifo(fifo)
-    with pytest.raises(OSError) as caught:  # and does not wait for a writer
-        local.map_file(*split(fifo))
-    assert (caught.value.errno, caught.value.filename) == (errno.EINVAL, fifo)
 
 
 @posix_only
@@ -436,6 +388,20 @@ def test_a_mapped_file_can_not_be_made_otherwise():
 
 
 # --- view
+def test_a_view_holds_its_buffer_and_nothing_else_does(local):
+    data = bytearray(b"0123456789")
+    part = local.view(data, 2, 3, checksum(b"234"))
+    data[2] = ord("x")
+    assert bytes(part) == b"x34"
+    with pytest.raises(BufferError):
+        data.append(0)
+    del part
+    for arguments in ((0, 10, 0), (0, 11, 0)):
+        with pytest.raises(ValueError):
+            local.view(data, *arguments)
+    data.append(0)
+
+
 @pytest.mark.parametrize("kind", ["bytes", "bytearray", "memoryview", "mmap", "mapped", "numpy"])
 @pytest.mark.parametrize(("offset", "length"), [(0, 0), (0, 10), (3, 0), (200_000, 0), (100, 70_000), (0, 200_000)])
 def test_view_is_the_slice(local, make_file, kind, offset, length):
@@ -486,16 +452,6 @@ def test_view_finds_every_flipped_bit(local, size):
         data[position] ^= 0x10
 
 
-def test_view_lets_go_of_the_buffer(local):
-    data = bytearray(b"0123456789")
-    with pytest.raises(ValueError):
-        local.view(data, 0, 10, 0)
-    with pytest.raises(ValueError):
-        local.view(data, 0, 11, 0)
-    local.view(data, 0, 10, checksum(data)).release()
-    data.append(0)  # BufferError if anything still held it
-
-
 def test_view_refuses_what_it_can_not_read(local):
     released = memoryview(b"abc")
     released.release()
@@ -509,20 +465,6 @@ def test_view_refuses_what_it_can_not_read(local):
     for wrong in (-1, 1 << 32):
         with pytest.raises(OverflowError):
             local.view(b"", 0, 0, wrong)
-
-
-def test_a_view_owns_nothing_but_its_buffer(local):
-    class Data(np.ndarray):
-        pass
-
-    data = np.zeros(100, "u1").view(Data)
-    gone = weakref.ref(data)
-    part = local.view(data, 10, 20, checksum(bytes(20)))
-    del data
-    assert gone() is not None
-    del part
-    gc.collect()
-    assert gone() is None
 
 
 # --- rename_noreplace
@@ -617,10 +559,3 @@ def test_ranges_are_checked(local, tmp_path, function, offset, length):
 
 
 # --- The modules
-@pytest.mark.parametrize(("pure_python", "expected"), [("1", "python"), ("0", "c")])
-def test_which_fallback_is_chosen(pure_python, expected):
-    load(expected)
-    program = "from txstore._native import local; print(local.IMPLEMENTATION)"
-    environment = {**os.environ, "TXSTORE_PURE_PYTHON": pure_python}
-    done = subprocess.run([sys.executable, "-c", program], env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == expected
