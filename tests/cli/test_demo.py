@@ -36,20 +36,6 @@ def overwrite(columns: demo.Columns) -> demo.Overwrite:
     return demo.Overwrite(columns)
 
 
-# -- the data ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("picture", "error"), [("no/demo.png", FileNotFoundError), ("demo.doc", ValueError), ("demo", ValueError)]
-)
-def test_what_cannot_be_drawn_is_said_before_anything_is_played(picture, error, monkeypatch, tmp_path):
-    pytest.importorskip("matplotlib")
-    monkeypatch.setattr(demo, "load_storms", dict)
-    monkeypatch.setattr(demo, "play", None)
-    with pytest.raises(error):
-        demo.run(4.0, tmp_path, picture=tmp_path / picture, console=Console(file=io.StringIO()), keep=tmp_path)
-
-
 # -- the judge ---------------------------------------------------------------------------------------------------------
 
 

@@ -11,7 +11,7 @@ from click.testing import Result
 from typer.testing import CliRunner
 
 import txstore
-from tests.system.processes.ranks import NAME, Rank, assert_tidy, content, named, ranks, stage, value_of
+from tests.system.processes.ranks import NAME, assert_tidy, content, named, ranks, stage, value_of
 from tests.tools.command_line import assert_refused
 from txstore.cli.main import app
 
@@ -109,10 +109,8 @@ def test_what_other_commits_have_changed_is_shown(run_17: txstore.Repository) ->
         store["b"] = store["c"] = b"other"
     assert tx_json("show", run_17.url, NAME)["overtaken"] == ["b"]
     assert "1 keys were changed by other commits since it began: 'b'" in tx("show", run_17.url, NAME).stdout
-
-
-def process_of(rank: Rank) -> str:
-    return f"process {rank.process.pid} on"
+    assert_refused(tx("commit", run_17.url, NAME), "'b'", status=1)
+    assert named(run_17) == [NAME]
 
 
 # --- commit
@@ -142,19 +140,6 @@ def test_commit_nothing(repo: txstore.Repository) -> None:
     assert tx_json("rollback", repo.url, NAME, "--yes") == {"name": NAME, "id": transaction, "dropped": 1}
 
 
-@pytest.mark.long
-def test_commit_and_rollback_wait_for_nobody(repo: txstore.Repository) -> None:
-    with ranks(1, repo) as (rank,):
-        rank.do("join")
-        rank.do("put", "a")
-        for command in COMMANDS[2:]:
-            assert_refused(tx(command[0], repo.url, *command[1:]), process_of(rank), "have left")
-        rank.do("put", "b")
-        rank.do("leave")
-    tx_json("commit", repo.url, NAME)
-    assert content(repo) == ["a", "b"]
-
-
 def test_commit_of_what_the_dead_have_staged(repo: txstore.Repository) -> None:
     with ranks(1, repo) as (rank,):
         rank.do("join")
@@ -164,13 +149,6 @@ def test_commit_of_what_the_dead_have_staged(repo: txstore.Repository) -> None:
     assert len(repo.transactions()[0].participants) == 1  # who looks or tries takes no part
     assert tx_json("commit", repo.url, NAME, "--allow-lost")["statistics"]["keys_set"] == 1
     assert content(repo) == ["a"]
-
-
-def test_a_conflict(run_17: txstore.Repository) -> None:
-    with run_17.transaction() as store:
-        store["b"] = b"other"
-    assert_refused(tx("commit", run_17.url, NAME), "'b'", status=1)
-    assert named(run_17) == [NAME]
 
 
 # --- rollback

@@ -7,6 +7,7 @@ import pytest
 import txstore
 from tests.tools.far_away import Requests
 from tests.tools.inside import objects_of, stored_commit
+from tests.tools.upkeep import below
 from txstore.commit import Stored
 from txstore.format import carried, commitfile, names
 from txstore.storage.kept import PackCache
@@ -89,12 +90,17 @@ def test_what_is_damaged_is_not_believed(requests: Requests, at: int) -> None:
 
 
 def test_what_another_history_carries_is_not_believed() -> None:
-    """Its checksums are right, and it is well-formed: the hashes are those of other commits."""
-    url, other = made(), made()
+    """Its checksums are right, it is well-formed, and of this repository: the hashes are those of other commits."""
+    url, other = made(6), f"memory://{uuid.uuid4().hex}"
+    objects, others = (objects_of(txstore.Repository(each)) for each in (url, other))
+    for path, _ in below(objects):
+        others.put(path, [objects.get(path)])
+    for repo in (txstore.Repository(url), txstore.Repository(other)):
+        for number in range(6, COMMITS):
+            commit(repo, f"{number}")
     version = 2 * carried.GROUP - 1
     stored = stored_commit(txstore.Repository(url), version)
     theirs = stored_commit(txstore.Repository(other), version)
-    objects, others = (objects_of(txstore.Repository(each)) for each in (url, other))
     ours, foreign = carries(stored), carries(theirs)
     assert ours.length == foreign.length
     content = bytearray(objects.get(stored.path))

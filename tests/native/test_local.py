@@ -542,7 +542,7 @@ def test_allocate_reports_what_fails(tmp_path):
 
 
 @posix_only
-def test_start_writeback_is_a_head_cache(local, tmp_path):
+def test_start_writeback_is_a_hint(local, tmp_path):
     with open(tmp_path / "pack", "w+b", buffering=0) as file:
         file.write(bytes(100_000))
         assert local.start_writeback(file.fileno(), 0, 100_000) is None

@@ -3,7 +3,6 @@
 import multiprocessing
 import pickle
 import shutil
-import signal
 import sys
 import uuid
 from contextlib import nullcontext
@@ -17,8 +16,7 @@ import zarr
 import txstore
 from tests.tools.hostile import declare_unchecked
 from tests.views.functions import blurred
-from tests.views.images import PYRAMID, VALUES, commit, halved, image, put, value
-from tests.views.workers import die_while_deriving, write_part
+from tests.views.images import PYRAMID, VALUES, commit, halved, image, put, value, write_row
 from txstore import ViewError
 from txstore.views import Apply, Coarsen, Reduce
 
@@ -36,27 +34,13 @@ def check_log(repo: txstore.Repository) -> None:
 
 
 # --- other processes
-@pytest.mark.parametrize("chunks", [0, 3])
-def test_killed_while_it_derives(repo: txstore.Repository, chunks: int) -> None:
-    commit(repo, image(values=np.ones((16, 16))), pyramid=PYRAMID)
-    head = repo.head()
-    process = multiprocessing.get_context("spawn").Process(target=die_while_deriving, args=(repo.url, chunks))
-    process.start()
-    process.join(120)
-    assert process.exitcode == -signal.SIGKILL
-    assert repo.head() == head
-    check(repo)
-    commit(repo, put(np.s_[3:9, 2], 7))
-    check(repo)
-
-
 def test_several_processes_in_one_transaction(repo: txstore.Repository) -> None:
     """Rows of one chunk, which the commit puts together before it derives."""
     commit(repo, image(), pyramid=PYRAMID)
     context = multiprocessing.get_context("spawn")
     with repo.transaction("together") as store:
         zarr.open_array(store, path="image/0")[0] = 100
-        workers = [context.Process(target=write_part, args=(pickle.dumps(store), row)) for row in (1, 2, 3)]
+        workers = [context.Process(target=write_row, args=(pickle.dumps(store), row)) for row in (1, 2, 3)]
         for worker in workers:
             worker.start()
         for worker in workers:
