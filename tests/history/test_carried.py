@@ -6,10 +6,9 @@ import pytest
 
 import txstore
 from tests.tools.far_away import Requests
-from tests.tools.inside import objects_of, stored_commit
+from tests.tools.inside import empty_caches, objects_of, stored_commit
 from txstore.commit import Stored
-from txstore.format import carried, commitfile, names
-from txstore.storage import kept
+from txstore.format import carried, commitfile
 
 COMMITS = 75
 
@@ -29,7 +28,7 @@ def commit(repo: txstore.Repository, message: str, branch: str = "main") -> None
 
 def opened(url: str) -> txstore.Repository:
     """Open a repository as in a process that has read nothing."""
-    kept._shared._empty()
+    empty_caches()
     return txstore.Repository(url)
 
 
@@ -58,25 +57,6 @@ def test_a_limit(requests: Requests, limit: int) -> None:
     found = [each.version for each in repo.log(limit=limit)]
     assert found == list(range(COMMITS - 1, max(-1, COMMITS - 1 - limit), -1))
     assert len(requests) <= 5 + -(-limit // carried.GROUP)
-
-
-def test_by_processes_that_take_turns(requests: Requests) -> None:
-    url = made(1)
-    repos = [txstore.Repository(url) for _ in range(3)]
-    for number in range(1, 60):
-        commit(repos[number % 3], f"{number}")
-    repo = opened(url)
-    requests.clear()
-    assert len(repo.log()) == 60
-    assert len(requests) <= 10
-
-
-def test_long_messages_are_carried_as_far_as_there_is_room() -> None:
-    url = made(20, message=" and so on" * 200)
-    objects = objects_of(txstore.Repository(url))
-    sizes = [each.size for each in objects.list(names.commits_directory("main"))]
-    assert max(sizes) < 2 * carried.MOST
-    assert len(messages(opened(url))) == 20
 
 
 def test_branches(requests: Requests) -> None:

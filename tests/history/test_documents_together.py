@@ -10,8 +10,7 @@ from zarr.core.buffer import default_buffer_prototype
 
 import txstore
 from tests.tools.far_away import Requests
-from tests.tools.inside import objects_of
-from txstore.storage import kept
+from tests.tools.inside import empty_caches, objects_of
 
 NODES = 80
 
@@ -29,7 +28,7 @@ def write(store: Any, numbers: range) -> None:
 def read_documents(url: str, requests: Requests) -> int:
     """Return how many requests it takes, for a process that has read nothing before."""
     snapshot = txstore.Repository(url).mapping()
-    kept._shared._empty()
+    empty_caches()
     requests.clear()
     for number in range(NODES):
         assert snapshot[f"a{number:03}/zarr.json"] == document(number)
@@ -79,7 +78,7 @@ def many_commits() -> str:
     for number in range(NODES):
         with repo.transaction() as store:
             write(store, range(number, number + 1))
-    kept._shared._empty()
+    empty_caches()
     return url
 
 

@@ -60,26 +60,6 @@ def test_the_same_label(repo: txstore.Repository, label: int) -> None:
     assert stored(repo).v.sel(time=[1, label]).values.tolist() == [12, 10 * label + 2]
 
 
-@pytest.mark.parametrize("label", [2, 9])
-def test_the_same_values(repo: txstore.Repository, label: int) -> None:
-    repo.upsert(numbered([1, 2, 3]))
-    mine = interrupted(numbered([1, label], add=2), lambda: repo.upsert(numbered([label], add=2)))
-    assert repo.upsert(mine) == Upserted(1, 0)
-    assert stored(repo).v.sel(time=[1, label]).values.tolist() == [12, 10 * label + 2]
-
-
-def test_rows_that_were_dropped_meanwhile(repo: txstore.Repository) -> None:
-    repo.upsert(numbered([1, 2, 3, 4]))
-
-    def roll(keep: int) -> None:
-        repo.run(lambda store: txstore.roll(store, "time", keep=keep))
-
-    assert repo.upsert(interrupted(numbered([4], add=2), lambda: roll(2))) == Upserted(1, 0)
-    assert stored(repo).v.values.tolist() == [30, 42]
-    with pytest.raises(txstore.LabelConflictError, match=r"time 3\b"):
-        repo.upsert(interrupted(numbered([3], add=2), lambda: roll(1)))
-
-
 def test_in_a_transaction_of_the_callers_the_last_one_counts(repo: txstore.Repository) -> None:
     repo.upsert(numbered([1, 2]))
     mine = interrupted(numbered([2, 3], add=2), lambda: repo.upsert(numbered([2, 3], add=1)))

@@ -46,23 +46,6 @@ def test_rows_are_inserted_in_order(repo: txstore.Repository) -> None:
                                          data_vars="minimal", coords="minimal"))  # fmt: skip
 
 
-@pytest.mark.parametrize("first", [[1, 5, 9], [9, 5, 1]])
-def test_a_descending_coordinate_stays_so(repo: txstore.Repository, first: list[int]) -> None:
-    repo.upsert(numbered(first))
-    repo.upsert(numbered([4, 0, 6, 11]), missing="insert")
-    labels = sorted([0, 1, 4, 5, 6, 9, 11], reverse=first[0] == 9)
-    assert stored(repo).time.values.tolist() == labels
-    assert stored(repo).v.values.tolist() == [10.0 * label for label in labels]
-
-
-def test_rows_in_no_order_are_not_inserted_to(repo: txstore.Repository) -> None:
-    repo.upsert(numbered([5, 1, 9]))
-    with pytest.raises(ValueError, match="in no order"):
-        repo.upsert(numbered([2]), missing="insert")
-    assert repo.upsert(numbered([9, 1], add=1), missing="insert") == Upserted(2, 0)
-    assert stored(repo).v.values.tolist() == [50, 11, 91]
-
-
 def test_existing_and_missing(repo: txstore.Repository) -> None:
     with pytest.raises(ValueError, match="nothing in ''"):
         repo.upsert(numbered([1, 2]), missing="raise")
@@ -400,17 +383,6 @@ def test_variables_that_do_not_fit(repo: txstore.Repository) -> None:
     assert repo.head().version == 1
 
 
-def test_times_in_a_variable_are_not_stored_in_other_units(repo: txstore.Repository) -> None:
-    """The mistake of `append_dim`: units that xarray chooses for the new rows alone."""
-    first = numbered([1]).assign(seen=("time", np.array(["2024-01-01"], "M8[ns]")))
-    first.seen.encoding = {"units": "days since 2024-01-01", "dtype": "i8"}
-    repo.upsert(first)
-    with pytest.raises(ValueError, match="'seen': these times can't be stored exactly in units 'days since"):
-        repo.upsert(numbered([2]).assign(seen=("time", np.array(["2024-01-02T06:00"], "M8[ns]"))))
-    repo.upsert(numbered([2]).assign(seen=("time", np.array(["2024-01-03"], "M8[ns]"))))
-    assert stored(repo).seen.values.astype("M8[D]").astype(str).tolist() == ["2024-01-01", "2024-01-03"]
-
-
 def test_packed_values(repo: txstore.Repository) -> None:
     first = hours("2024-01-01", 4)
     first.t.encoding = {"dtype": "i2", "scale_factor": 0.25, "add_offset": 10.0, "_FillValue": -1}
@@ -419,26 +391,6 @@ def test_packed_values(repo: txstore.Repository) -> None:
     more["t"][1, 1] = np.nan
     assert repo.upsert(more) == Upserted(0, 2)
     assert stored(repo).t[3:].equals(more.t.astype(stored(repo).t.dtype))
-
-
-def test_a_block_of_several_dimensions(repo: txstore.Repository) -> None:
-    def block(times: list[int], stations: list[int], add: float = 0) -> xr.Dataset:
-        values = 10.0 * np.array(times)[:, None] + np.array(stations) + add
-        ds = xr.Dataset({"v": (("time", "st"), values)}, {"time": times, "st": stations})
-        return ds.assign(height=("st", np.array(stations) * 100.0))
-
-    both = ["st", "time"]
-    repo.upsert(block([1, 2, 4], [1, 3]), dim=both)
-    assert repo.upsert(block([4, 3], [3, 2]), dim=both, missing="insert") == Upserted(0, 2)
-    found = stored(repo)
-    assert found.time.values.tolist() == [1, 2, 3, 4]
-    assert found.st.values.tolist() == [1, 2, 3]
-    assert found.height.values.tolist() == [100, 200, 300]
-    nan = np.nan
-    np.testing.assert_array_equal(found.v, [[11, nan, 13], [21, nan, 23], [nan, 32, 33], [41, 42, 43]])
-    assert repo.upsert(block([4, 3], [3, 2], 0.5), dim=both) == Upserted(4, 0)
-    assert repo.upsert(block([4, 3], [3, 2, 9], 0.25), dim=both, existing="keep") == Upserted(0, 1)
-    assert stored(repo).v.sel(time=3).values.tolist()[1:] == [32.5, 33.5, 39.25]
 
 
 @pytest.mark.parametrize("layout", [{}, {"chunks": (2, 2), "shards": (4, 4)}, {"zarr_format": 2, "fill_value": None}])
@@ -459,20 +411,6 @@ def test_rows_that_were_cut_off_do_not_come_back(repo: txstore.Repository, layou
     repo.upsert(ds, dim=["time", "st"])
     found = zarr.open_array(repo.snapshot(), path="v", mode="r")[:]
     np.testing.assert_array_equal(found, [[1, 2, 3, 0], [5, 6, 7, 0], [0, 0, 0, -1]])
-
-
-@pytest.mark.parametrize("layout", ["sharded", "format 2", "group"])
-def test_layouts(repo: txstore.Repository, layout: str) -> None:
-    group = "a/b" if layout == "group" else ""
-    encoding = {"t": {"chunks": (2, 3), "shards": (4, 3)}} if layout == "sharded" else {"t": {"chunks": (3, 2)}}
-    with repo.transaction() as store:
-        hours("2024-01-01", 6).to_zarr(store, group=group or None, encoding=encoding, consolidated=False,
-                                       zarr_format=2 if layout == "format 2" else 3)  # fmt: skip
-    assert repo.upsert(hours("2024-01-01T05:00", 6, add=1), group=group) == Upserted(1, 5)
-    assert repo.upsert(hours("2023-12-31T20:00", 4), group=group, missing="insert") == Upserted(0, 4)
-    found = stored(repo, group=group or None)
-    expected = [hours("2023-12-31T20:00", 9), hours("2024-01-01T05:00", 6, add=1)]
-    assert found.equals(xr.concat(expected, "time", data_vars="minimal", coords="minimal"))
 
 
 def test_inserting_twice_in_one_transaction_is_refused_in_words(repo: txstore.Repository) -> None:

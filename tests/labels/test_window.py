@@ -9,7 +9,6 @@ import zarr
 
 import txstore
 from tests.labels.datasets import hours, numbered, stored
-from tests.tools.arrays import HAS_RECTILINEAR
 from tests.tools.commits import commit, create_array
 from txstore.format.row_moves import ATTRIBUTE
 from txstore.labels import moving
@@ -63,28 +62,6 @@ def test_shift(repo: txstore.Repository, layout: str, offsets: dict[int, int], f
     assert found.attrs.asdict().keys() == {"a"} | ({ATTRIBUTE} if any(offsets.values()) else set())
     np.testing.assert_array_equal(zarr.open_array(repo.snapshot(at=0), path="g/x", mode="r")[:], data)
     assert repo.verify().faults == []
-
-
-@pytest.mark.skipif(not HAS_RECTILINEAR, reason="this zarr has no rectilinear grids")
-def test_an_irregular_grid(repo: txstore.Repository) -> None:
-    """Chunks move by reference to chunks of their length only."""
-    data = np.arange(12)
-    with zarr.config.set({"array.rectilinear_chunks": True}):
-        with repo.transaction() as store:
-            zarr.create_array(store, name="x", shape=(12,), dtype="i8", chunks=[[3, 5, 4]])[:] = data
-        for offset in (3, -3, 5, -8, 1):
-            with repo.transaction() as store:
-                store.shift("x", {0: offset})
-            data = shifted(data, {0: offset}, 0)
-            np.testing.assert_array_equal(zarr.open_array(repo.snapshot(), path="x", mode="r")[:], data)
-
-
-def test_only_edges_of_whole_chunks_are_written_again(repo: txstore.Repository, rewritten: list[int]) -> None:
-    create_array(repo, "x", data=np.arange(4 * 100, dtype="i8"), chunks=(4,))
-    commit(repo, lambda store: store.shift("x", {0: -8}))
-    assert rewritten == []
-    commit(repo, lambda store: store.shift("x", {0: -2}))
-    assert sum(rewritten) == 8 * (400 - 2)
 
 
 def test_prepend(repo: txstore.Repository, rewritten: list[int]) -> None:
@@ -142,15 +119,6 @@ def test_who_began_before_is_told(repo: txstore.Repository) -> None:
         zarr.open_array(other, path="v")[3] = 1
         commit(repo, lambda store: txstore.prepend(numbered([-1]), store, dim="time"))
     assert stored(repo).v.values.tolist() == [10.0 * label for label in range(-1, 8)]
-
-
-def test_axes(repo: txstore.Repository) -> None:
-    create_array(repo, "x", data=np.arange(6).reshape(2, 3), chunks=(1, 1))
-    with repo.transaction() as store:
-        with pytest.raises(ValueError, match="2 dimensions, and no axis 2"):
-            store.shift("x", {2: 1})
-        store.shift("x", {-1: 1})
-    np.testing.assert_array_equal(zarr.open_array(repo.snapshot(), path="x", mode="r")[:], [[0, 0, 1], [0, 3, 4]])
 
 
 def test_what_is_moved_has_to_be_stored(repo: txstore.Repository) -> None:

@@ -127,11 +127,3 @@ def test_a_run_without_entries_is_merged_like_one_with_one() -> None:
 
 
 # --- what is moved
-
-
-def _length(answer: object) -> int:
-    if isinstance(answer, bytes | bytearray | memoryview):
-        return len(answer)
-    if isinstance(answer, tuple | list):
-        return sum(map(_length, answer))
-    return 0

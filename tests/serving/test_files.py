@@ -177,31 +177,6 @@ def test_what_is_written_in_place_has_another_tag(own: txstore.Repository) -> No
     assert second.body != first.body
 
 
-def test_from_far_away_a_file_takes_one_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Its end, where readers begin, comes with its length, which stays known."""
-    repo = txstore.Repository(f"memory://{tmp_path}/far.tx", single_writer=True)
-    with repo.begin() as mapping:
-        mapping["x"] = np.random.default_rng(1).bytes(9 << 20)
-    [folder] = repo.engine.storage.list("packs")
-    [name] = repo.engine.storage.list(f"packs/{folder}")
-    pack = f"/files/packs/{folder}/{name}"
-    whole = ask(application(repo), pack).body
-    assert len(whole) > 9 << 20
-    app = application(repo)
-    assert ask(app, "/files/format.json").headers["etag"]
-    requests: list[str] = []
-    objects = app.repository.engine.storage.ranges
-    for name in ("get_tail", "get_range", "get"):
-        method = getattr(objects, name)
-        monkeypatch.setattr(
-            objects, name, lambda *given, name=name, method=method: (requests.append(name), method(*given))[1]
-        )
-    assert ask(app, pack, headers={"range": "bytes=-16384"}).body == whole[-16384:]
-    assert requests == ["get_tail"]
-    assert ask(app, pack, headers={"range": "bytes=5-99"}).body == whole[5:100]
-    assert requests == ["get_tail", "get_range"]
-
-
 def test_a_file_that_is_cut_meanwhile_is_an_error(own: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
     opened = own.engine.storage.open
 

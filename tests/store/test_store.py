@@ -14,6 +14,7 @@ from zarr.core.buffer import cpu, default_buffer_prototype
 from zarr.storage import MemoryStore
 
 import txstore
+from tests.tools.inside import html
 from tests.tools.lock_clients import descriptors_of
 from txstore._native import local
 from txstore.store import TxStore
@@ -346,7 +347,7 @@ def test_staged_writes_are_named_in_the_repr(repo: txstore.Repository, store: Tx
     assert "NOT COMMITTED" not in repr(store)
     store["a"] = b"1"
     assert "1 staged, NOT COMMITTED" in repr(store)
-    assert "1 staged, NOT COMMITTED" in store._repr_html_()
+    assert "1 staged, NOT COMMITTED" in html(store)
     store.commit()
     assert "main@0" in repr(store)
     assert "NOT COMMITTED" not in repr(store)

@@ -4,6 +4,7 @@ from typing import Any
 
 import txstore
 from tests.tools.waiting import TIMEOUT
+from txstore.storage import kept
 
 
 def existing(repo: txstore.Repository, name: str) -> Any:
@@ -41,6 +42,17 @@ def branch_id(repo: txstore.Repository, name: str) -> str:
 def finish_head_cache(repo: txstore.Repository) -> None:
     """Wait until the head cache is written, which is done in the background."""
     repo.engine.commits.store.head_caches._writer.finish(TIMEOUT)
+
+
+def html(shown: Any) -> str:
+    """What a notebook shows of it."""
+    found: str = shown._repr_html_()
+    return found
+
+
+def empty_caches() -> None:
+    """Forget all that this process has read of object stores."""
+    kept._shared._empty()
 
 
 def staged(repo: txstore.Repository) -> list[str]:

@@ -5,7 +5,6 @@ from unittest import mock
 
 import numpy as np
 import pytest
-import zarr
 
 import txstore
 from tests.tools.killed import killed_after
@@ -103,15 +102,6 @@ def test_all_parts_are_of_one_commit(repo: txstore.Repository, view: DeclaredVie
     assert fits(repo)
 
 
-@pytest.mark.parametrize("size", [40, 24])
-def test_a_source_of_another_shape(repo: txstore.Repository, view: DeclaredView, size: int) -> None:
-    stopped_after(3, view)
-    commit(repo, lambda store: zarr.open_array(store, path="image/0").resize((size, size)))
-    view.update(step=STEP)
-    assert view.is_current()
-    assert fits(repo)
-
-
 def test_an_output_that_somebody_writes_to_begins_anew(repo: txstore.Repository, view: DeclaredView) -> None:
     stopped_after(3, view)
     commit(repo, put(np.s_[0, 0], -1, "image/1"))
@@ -153,13 +143,6 @@ def test_killed(repo: txstore.Repository, view: DeclaredView, commits: int) -> N
 
 
 # --- kept by each commit from then on
-def test_declaring_it_then_derives_nothing(repo: txstore.Repository, view: DeclaredView) -> None:
-    view.update(step=STEP)
-    assert computed(lambda: commit(repo, v=KEPT)) == 0
-    assert repo.views["v"].is_current()
-    commit(repo, put(np.s_[5, 5], 1000))
-    assert repo.views["v"].is_current()
-    assert fits(repo)
 
 
 def test_declaring_it_with_a_change_derives_that(repo: txstore.Repository, view: DeclaredView) -> None:
@@ -177,13 +160,6 @@ def test_declaring_it_where_it_is_not_current_derives_everything(repo, view, is_
         commit(repo, put(np.s_[0, 0], 1000))
     assert computed(lambda: commit(repo, v=KEPT)) == 20
     assert fits(repo)
-
-
-def test_declaring_another_one_derives_everything(repo: txstore.Repository, view: DeclaredView) -> None:
-    view.update()
-    other = Coarsen("image/0", "image/{level}", (2, 2), 2, method="max")
-    assert computed(lambda: commit(repo, v=other)) == 20
-    assert value(repo, "image/1")[0, 0] == LARGE[:2, :2].max()
 
 
 def test_declaring_it_while_another_process_writes(repo: txstore.Repository, view: DeclaredView) -> None:

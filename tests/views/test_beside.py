@@ -3,11 +3,9 @@
 import multiprocessing
 import pickle
 import shutil
-import signal
 import sys
 import uuid
 from contextlib import nullcontext
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +15,8 @@ import zarr
 
 import txstore
 from tests.tools.hostile import declare_unchecked
-from tests.tools.workers import run_threads
-from tests.views.functions import blurred
 from tests.views.images import PYRAMID, VALUES, commit, halved, image, put, value
-from tests.views.workers import die_while_deriving, write_part
+from tests.views.workers import write_part
 from txstore import ViewError
 from txstore.views import Apply, Coarsen, Reduce
 
@@ -38,18 +34,6 @@ def check_log(repo: txstore.Repository) -> None:
 
 
 # --- other processes
-@pytest.mark.parametrize("chunks", [0, 1, 3, 4])
-def test_killed_while_it_derives(repo: txstore.Repository, chunks: int) -> None:
-    commit(repo, image(values=np.ones((16, 16))), pyramid=PYRAMID)
-    head = repo.head()
-    process = multiprocessing.get_context("spawn").Process(target=die_while_deriving, args=(repo.url, chunks))
-    process.start()
-    process.join(120)
-    assert process.exitcode == -signal.SIGKILL
-    assert repo.head() == head
-    check(repo)
-    commit(repo, put(np.s_[3:9, 2], 7))
-    check(repo)
 
 
 def test_several_processes_in_one_transaction(repo: txstore.Repository) -> None:
@@ -66,19 +50,6 @@ def test_several_processes_in_one_transaction(repo: txstore.Repository) -> None:
         assert [worker.exitcode for worker in workers] == [0, 0, 0]
     assert value(repo, "image/0")[:4, 0].tolist() == [100, 1, 2, 3]
     check(repo)
-
-
-def test_threads_that_commit(repo: txstore.Repository) -> None:
-    commit(repo, image(values=np.zeros((16, 16))), pyramid=PYRAMID)
-
-    def work(number: int) -> None:
-        mine = txstore.Repository(repo.url)
-        for turn in range(4):
-            mine.run(put(np.s_[number * 4, turn], number + turn + 1), retries=1000)
-
-    run_threads(*(partial(work, number) for number in range(4)))
-    assert len(list(repo.log())) == 17
-    check_log(repo)
 
 
 # --- other storage
@@ -131,16 +102,6 @@ def test_erase_of_a_source(repo: txstore.Repository) -> None:
     assert "image/1/zarr.json" not in repo.mapping()
 
 
-def test_a_tag_and_a_branch_of_an_old_commit(repo: txstore.Repository) -> None:
-    first = commit(repo, image(), pyramid=PYRAMID)
-    del repo.views["pyramid"]
-    commit(repo, put(np.s_[0, 0], 50))
-    repo.branches["dev"] = first
-    commit(repo, put(np.s_[0, 0], 60), branch="dev")
-    check(repo, branch="dev")
-    assert value(repo, "image/1")[0, 0] == halved(VALUES)[0, 0]
-
-
 def test_copies_by_reference(repo: txstore.Repository) -> None:
     """Their keys are not staged one by one."""
     commit(repo, image(), image("other/0", VALUES * 5), pyramid=PYRAMID)
@@ -151,29 +112,6 @@ def test_copies_by_reference(repo: txstore.Repository) -> None:
 
     commit(repo, replace)
     check(repo)
-
-
-def test_equal_values_change_nothing(repo: txstore.Repository) -> None:
-    commit(repo, image(), pyramid=PYRAMID, blurred=Apply(blurred, ["image/0"], "blurred", overlap=1))
-    with repo.transaction("the same") as store:
-        zarr.open_array(store, path="image/0")[:] = VALUES
-    assert repo.head().statistics["keys_set"] == 0  # type: ignore[union-attr]
-    commit(repo, put(np.s_[0, 0], -1))
-    with repo.transaction("the same, and outputs") as store:
-        put(np.s_[:], halved(value(repo, "image/0")), "image/1")(store)  # type: ignore[arg-type]
-    assert repo.head().statistics["keys_set"] == 0  # type: ignore[union-attr]
-
-
-def test_two_parts_of_one_chunk(repo: txstore.Repository) -> None:
-    """Two commits change other elements of one chunk: outputs are of both, not of what the second one has seen."""
-    commit(repo, image(), pyramid=PYRAMID)
-    one, other = repo.transaction(), repo.transaction()
-    put(np.s_[0, 0], 1000)(one)
-    put(np.s_[1, 1], 2000)(other)
-    one.commit()
-    other.commit()
-    assert value(repo, "image/0")[0, 0] == 1000
-    check_log(repo)
 
 
 def test_no_function_of_a_repository_is_imported(repo: txstore.Repository) -> None:

@@ -14,7 +14,7 @@ from tests.tools.arrays import create, delete
 from tests.views.functions import blurred
 from tests.views.images import PYRAMID, VALUES, commit, halved, image, put, value
 from txstore import TransactionStateError, ViewError
-from txstore.deriving import declared, definitions
+from txstore.deriving import declared
 from txstore.errors import CorruptionError, UnsupportedFormatError
 from txstore.views import Apply, Coarsen, Reduce, ViewDefinition, register
 
@@ -134,25 +134,10 @@ def test_what_another_version_wrote(repo: txstore.Repository) -> None:
         declared.as_of("", "v", {"as_of": {"id": "x"}})
 
 
-def test_two_make_the_same_array(repo: txstore.Repository) -> None:
-    commit(repo, image(), pyramid=PYRAMID)
-    with pytest.raises(ValueError, match="'other' and 'pyramid' both make 'image/2'"):
-        repo.views["other"] = Apply(blurred, ["image/0"], "image/2")
-    repo.views["pyramid"] = Coarsen("image/0", "image/{level}", (2, 2), 1)
-    repo.views["other"] = Reduce("image/0", "y", "max", "row")
-
-
 def test_a_cycle(repo: txstore.Repository) -> None:
     commit(repo, image(), one=Apply(blurred, ["image/0"], "a"), two=Apply(blurred, ["a"], "b"))
     with pytest.raises(ValueError, match="derived from each other: one, two"):
         repo.views["one"] = Apply(blurred, ["b"], "a")
-
-
-def test_registering() -> None:
-    with pytest.raises(ValueError, match="top of a module"):
-        register(lambda block: block)
-    assert register(blurred) is blurred
-    assert definitions.registered("tests.views.functions:blurred") is blurred
 
 
 # --- what is made
@@ -171,33 +156,6 @@ def test_a_commit_derives_what_depends_on_it_and_nothing_else(repo: txstore.Repo
     assert [each[0] for each in difference.regions] == [(0, 4)] or difference.regions
     blame = repo.blame("image/1")
     assert [blame[at].version == made.version for at in np.ndindex(4, 4)].count(True) == 1  # type: ignore[union-attr]
-
-
-@pytest.mark.parametrize("options", [{"zarr_format": 2}, {"shards": (4, 4), "chunks": (2, 2)}, {"fill_value": 7.0}])
-def test_how_the_source_is_stored(repo: txstore.Repository, options: dict[str, Any]) -> None:
-    commit(repo, image(**options), pyramid=PYRAMID)
-    commit(repo, put(np.s_[2:5, 3], 99.5))
-    np.testing.assert_array_equal(value(repo, "image/1"), halved(value(repo, "image/0")))
-    level = zarr.open_array(repo.snapshot(), path="image/1", mode="r")
-    source = zarr.open_array(repo.snapshot(), path="image/0", mode="r")
-    assert (level.chunks, level.shards, level.dtype) == (source.chunks, source.shards, source.dtype)
-    assert level.metadata.zarr_format == source.metadata.zarr_format
-
-
-@pytest.mark.parametrize("dtype", ["bool", "u1", "i8", "f4", "f8", "c16"])
-@pytest.mark.parametrize("method", ["mean", "min", "max", "count"])
-def test_types_of_reduce(repo: txstore.Repository, dtype: str, method: Any) -> None:
-    if dtype == "c16" and method in ("min", "max"):
-        pytest.skip("numpy orders complex numbers in its own way")
-    values = (np.arange(12).reshape(4, 3) % 5).astype(dtype)
-    commit(repo, image("a", values), v=Reduce("a", "y", method, "v"))
-    found = value(repo, "v")
-    if method == "count":
-        assert (found.dtype, found.tolist()) == (np.dtype("i8"), [4, 4, 4])
-        return
-    expected = getattr(values, method)(axis=0)
-    assert found.dtype == (expected.dtype if dtype != "f4" else np.dtype("f4"))
-    np.testing.assert_allclose(found, expected)
 
 
 def test_nan_ties_and_edges(repo: txstore.Repository) -> None:
@@ -242,20 +200,6 @@ def test_what_is_written_to_an_output_is_replaced(repo: txstore.Repository) -> N
     commit(repo, put(np.s_[:], -1, "image/1"), lambda store: zarr.open_array(store, path="image/2").resize((9, 9)))
     np.testing.assert_array_equal(value(repo, "image/1"), halved(VALUES))
     np.testing.assert_array_equal(value(repo, "image/2"), halved(halved(VALUES)))
-
-
-def test_sources_below_groups_made_anew_with_them(repo: txstore.Repository) -> None:
-    commit(repo, image("a/b/c/0"), pyramid=Coarsen("a/b/c/0", "a/b/c/{level}", (2, 2)))
-
-    def anew(store: txstore.TxStore) -> None:
-        group = zarr.create_group(store, path="a/b", overwrite=True)
-        group.create_array("c/0", data=VALUES * 2, chunks=(4, 4), dimension_names=("y", "x"))
-        group.create_array("c/1", shape=(4, 4), chunks=(4, 4), dtype="f8")
-
-    commit(repo, anew)
-    np.testing.assert_array_equal(value(repo, "a/b/c/1"), halved(VALUES * 2))
-    with pytest.raises(ViewError, match="'a/b/c/0'"):
-        commit(repo, lambda store: zarr.create_group(store, path="a/b", overwrite=True))
 
 
 # --- what is said in the group of a pyramid
@@ -410,22 +354,6 @@ def test_a_function_that_raises(repo: txstore.Repository) -> None:
     assert sorted(repo.views) == ["v"]
 
 
-def test_a_process_without_the_function(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
-    commit(repo, image(), create("other"), v=Apply(blurred, ["image/0"], "v", overlap=1))
-    monkeypatch.setattr(definitions, "_registered", {})
-    with pytest.raises(ViewError, match="this process has no function"):
-        commit(repo, put(np.s_[0, 0], 5))
-    commit(repo, put(0, 5, "other"))  # what does not touch the inputs needs no function
-    assert value(repo, "other")[0] == 5
-    with pytest.raises(ViewError, match="this process has no function 'm:none'"):
-        repo.views["w"] = Apply("m:none", ["image/0"], "w")
-    repo.views["later"] = Apply("m:none", ["image/0"], "w", when="follow")  # whoever updates it needs the function
-    with pytest.raises(ViewError, match="this process has no function 'm:none'"):
-        repo.views["later"].update()
-    del repo.views["v"]
-    commit(repo, put(np.s_[0, 0], 5))
-
-
 # --- transactions, branches
 def test_named_transactions_derive_and_do_not_declare(repo: txstore.Repository) -> None:
     commit(repo, image(), pyramid=PYRAMID)
@@ -461,52 +389,6 @@ def test_two_declare_one_name(repo: txstore.Repository) -> None:
     other.rollback()
 
 
-def test_on_a_branch(repo: txstore.Repository) -> None:
-    commit(repo, image())
-    repo.branches["dev"] = repo.head()
-    commit(repo, branch="dev", pyramid=PYRAMID)
-    assert (sorted(repo.snapshot(branch="dev").views), len(repo.views)) == (["pyramid"], 0)
-    commit(repo, put(np.s_[0, 0], 7), branch="dev")
-    np.testing.assert_array_equal(value(repo, "image/1", branch="dev"), halved(value(repo, "image/0", branch="dev")))
-    commit(repo, put(np.s_[7, 7], 7))
-    repo.merge("main", "dev")
-    np.testing.assert_array_equal(value(repo, "image/1", branch="dev"), halved(value(repo, "image/0", branch="dev")))
-    assert value(repo, "image/0", branch="dev")[7, 7] == value(repo, "image/0", branch="dev")[0, 0] == 7
-
-
-def test_one_answer_settles_a_source_whose_length_changed(repo: txstore.Repository) -> None:
-    commit(repo, image())
-    repo.branches["dev"] = repo.head()
-    commit(repo, pyramid=PYRAMID)  # so that one side alone has its outputs
-    for rows, branch in ((10, "main"), (12, "dev")):
-        commit(repo, lambda store, rows=rows: zarr.open_array(store, path="image/0").resize((rows, 8)), branch=branch)
-    repo.merge("dev", resolve={"": "theirs"})
-    assert value(repo, "image/0").shape == (12, 8)
-    np.testing.assert_array_equal(value(repo, "image/1"), halved(value(repo, "image/0")))
-
-
-def test_views_are_not_merged_and_outputs_are(repo: txstore.Repository) -> None:
-    commit(repo, image())
-    repo.branches["dev"] = repo.head()
-    commit(repo, branch="dev", pyramid=PYRAMID)
-    repo.merge("dev")
-    assert len(repo.views) == 0
-    np.testing.assert_array_equal(value(repo, "image/1"), halved(VALUES))
-
-
-def test_reverts(repo: txstore.Repository) -> None:
-    commit(repo, image())
-    declared = commit(repo, pyramid=PYRAMID)
-    made = commit(repo, put(np.s_[0, 0], 99))
-    repo.revert(made)
-    np.testing.assert_array_equal(value(repo, "image/1"), halved(VALUES))
-    with pytest.raises(ViewError, match="there is no array 'image/1'"):
-        repo.revert(declared)
-    del repo.views["pyramid"]
-    repo.revert(declared)
-    assert "image/1/zarr.json" not in repo.mapping()
-
-
 def test_a_source_that_goes(repo: txstore.Repository) -> None:
     commit(repo, image(), pyramid=PYRAMID)
     for step in (
@@ -523,37 +405,7 @@ def test_a_source_that_goes(repo: txstore.Repository) -> None:
     assert len(repo.views) == 0
 
 
-def test_what_is_moved_into_the_place_of_a_source(repo: txstore.Repository) -> None:
-    commit(repo, image(), image("other", VALUES * 3), pyramid=PYRAMID)
-
-    def swap(store: txstore.TxStore) -> None:
-        delete("image/0")(store)
-        store.move("other", "image/0")
-
-    commit(repo, swap)
-    np.testing.assert_array_equal(value(repo, "image/1"), halved(VALUES * 3))
-    commit(repo, lambda store: store.restore("image/0", at=0))
-    np.testing.assert_array_equal(value(repo, "image/1"), halved(VALUES))
-
-
 # --- views that follow
-def test_an_update_derives_what_has_changed(repo: txstore.Repository) -> None:
-    commit(repo, image(values=np.ones((32, 32))), v=Coarsen("image/0", "image/{level}", (2, 2), when="follow"))
-    view = repo.views["v"]
-    assert not view.is_current()
-    assert view.update() is not None
-    assert view.is_current()
-    assert view.update() is None
-    first = commit(repo, put(np.s_[0, 0], 5))
-    commit(repo, put(np.s_[31, 31], 5))
-    assert not view.is_current()
-    assert view.is_current(first.version - 1)
-    assert not view.is_current(first)
-    made = view.update(message="mine")
-    assert made.message == "mine"
-    blame = repo.blame("image/1")
-    assert [blame[at] == made for at in np.ndindex(4, 4)].count(True) == 2
-    np.testing.assert_array_equal(value(repo, "image/1"), halved(value(repo, "image/0")))
 
 
 def test_writing_to_an_output_that_follows(repo: txstore.Repository) -> None:
