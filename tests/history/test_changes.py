@@ -115,6 +115,14 @@ def test_what_was_deleted_before_the_oldest_kept_is_found(repo: txstore.Reposito
     assert [change.key for change in changed(repo.mapping(tag="first"), repo.mapping())] == ["a", "c"]
 
 
+def test_before_the_first_commit(repo: txstore.Repository) -> None:
+    repo.transaction(name="job").rollback()
+    nothing = repo.mapping()
+    set_keys(repo, {"a": b"1"})
+    assert [(key, was) for key, was, _ in changed(nothing, repo.mapping())] == [("a", None)]
+    assert [(key, now) for key, _, now in changed(repo.mapping(), nothing)] == [("a", None)]
+
+
 def test_neither_is_an_ancestor(open_repo: Callable[..., txstore.Repository], tmp_path: Path) -> None:
     """Two copies of one repository that have gone apart stand for two branches: their seqs overlap."""
     one = open_repo("one.tx")

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import uuid
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,7 +11,9 @@ from zarr.core.buffer import default_buffer_prototype
 
 import txstore
 from tests.tools.far_away import Requests
-from tests.tools.inside import empty_caches, objects_of
+from tests.tools.inside import objects_of
+from txstore.storage.kept import PackCache
+from txstore.storage.objects.client import ObjectClient
 
 NODES = 80
 
@@ -28,11 +31,25 @@ def write(store: Any, numbers: range) -> None:
 def read_documents(url: str, requests: Requests) -> int:
     """Return how many requests it takes, for a process that has read nothing before."""
     snapshot = txstore.Repository(url).mapping()
-    empty_caches()
+    PackCache().forget_all()
     requests.clear()
     for number in range(NODES):
         assert snapshot[f"a{number:03}/zarr.json"] == document(number)
     return len(requests)
+
+
+def test_of_one_commit_the_last_of_several_are_laid_there(requests: Requests) -> None:
+    url = f"memory://{uuid.uuid4().hex}"
+    repo = txstore.Repository(url)
+    with repo.transaction() as store:
+        write(store.mapping, range(NODES))
+        for number in range(NODES):
+            store.mapping[f"a{number:03}/zarr.json"] = document(1000 + number)
+            store.mapping[f"a{number:03}/zarr.json"] = document(number)
+        del store.mapping["a079/zarr.json"]
+        store.mapping["a079/zarr.json"] = document(79)
+    assert read_documents(url, requests) <= 4
+    assert repo.verify().ok
 
 
 def test_when_the_commit_meets_others(requests: Requests) -> None:
@@ -78,15 +95,42 @@ def many_commits() -> str:
     for number in range(NODES):
         with repo.transaction() as store:
             write(store, range(number, number + 1))
-    empty_caches()
+    PackCache().forget_all()
     return url
+
+
+def test_who_lists_a_group_has_its_members_at_hand(many_commits: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    store = txstore.Repository(many_commits).snapshot()
+    in_thread = txstore.zarr_interface.in_thread
+
+    async def to_list(function: Any, *arguments: Any) -> Any:
+        assert not isinstance(function, partial), "a document is asked for by itself"
+        return await in_thread(function, *arguments)
+
+    monkeypatch.setattr(txstore.zarr_interface, "in_thread", to_list)
+    assert asyncio.run(members(store)) == {f"a{number:03}/zarr.json": document(number) for number in range(NODES)}
+
+
+def test_members_of_many_commits_are_fetched_alone(many_commits: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    moved = []
+    get_range = ObjectClient.get_range
+
+    def measured(objects: ObjectClient, path: str, offset: int, length: int) -> Any:
+        content = get_range(objects, path, offset, length)
+        moved.append(len(content))
+        return content
+
+    store = txstore.Repository(many_commits).snapshot()
+    assert len(store.mapping.runs) < NODES
+    monkeypatch.setattr(ObjectClient, "get_range", measured)
+    assert len(asyncio.run(members(store))) == NODES
+    assert sum(moved) < NODES * 1000  # not the chunks beside them
 
 
 def test_what_is_wrong_with_a_member_is_told_to_whoever_reads_it(many_commits: str) -> None:
     store = txstore.Repository(many_commits).snapshot()
     found = store.mapping.lookup("a007/zarr.json")
-    path = store.mapping.runs.pack_name(found.run, found.pack).path
-    objects_of(txstore.Repository(many_commits)).delete([path])
+    objects_of(txstore.Repository(many_commits)).delete([store.mapping.runs.pack_name(found.run, found.pack).path])
 
     async def read() -> None:
         assert len([name async for name in store.list_dir("")]) == NODES + 1

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 import txstore
-from tests.tools.inside import empty_caches, staged
+from tests.tools.inside import staged
 from tests.tools.waiting import TIMEOUT, wait_for_background_cleanup
 from txstore.format import names
 from txstore.storage import kept
-from txstore.storage.kept import FileReader
+from txstore.storage.kept import FileReader, PackCache
 from txstore.storage.objects import client
 from txstore.storage.objects.interface import open_objects
 from txstore.storage.remote import RemoteStorage
@@ -79,12 +79,12 @@ def url() -> str:
     for number in range(COMMITS):
         with repo.transaction(f"{number}") as store:
             store[f"x/c/{number % 7}"] = bytes([number]) * 100
-    empty_caches()
+    PackCache().forget_all()
     return url
 
 
 def forget(requests: Requests) -> None:
-    empty_caches()  # as in a process that has read nothing
+    PackCache().forget_all()  # as in a process that has read nothing
     requests.__init__()  # type: ignore[misc]
 
 

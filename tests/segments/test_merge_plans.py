@@ -110,20 +110,16 @@ def test_who_brings_much_merges_what_others_have_left() -> None:
     assert merged_by_commit(large, 16 << 10, 100 << 20) == large[1:]
 
 
+def test_what_is_left_alone() -> None:
+    for each in (runs(1, 3, 9, 27, 81), (), runs(1)):
+        assert merged_by_commit(each, 1 << 20, 1 << 30) == ()
+    assert merged_by_commit(runs(0, 0, 5), 1 << 20, 0) == runs(0, 0, 5)[:2]  # without entries it is as with one
+
+
 def test_who_brings_little_merges_more_the_more_there_is_to_be_merged() -> None:
     left = runs(*[3_000, 3_100] * 8)  # of which each commit may merge none
     assert merged_by_commit(left[:9], 16 << 10, 100) == ()
     assert merged_by_commit(left, 16 << 10, 100) == left
-
-
-def test_sizes_that_triple_are_left_alone() -> None:
-    assert merged_by_commit(runs(1, 3, 9, 27, 81), 1 << 20, 1 << 30) == ()
-    assert merged_by_commit((), 1 << 20, 1 << 30) == ()
-    assert merged_by_commit(runs(1), 1 << 20, 1 << 30) == ()
-
-
-def test_a_run_without_entries_is_merged_like_one_with_one() -> None:
-    assert merged_by_commit(runs(0, 0, 5), 1 << 20, 0) == runs(0, 0, 5)[:2]
 
 
 # --- what is moved

@@ -10,22 +10,23 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from typer.testing import CliRunner
 
 import txstore
 from tests.tools.inside import html
-from txstore.cli.main import app
 from txstore.format.tree import tree_lines
 
 SCRIPT = "<script>alert(1)</script>"
 
 
-def test_a_repository_shows_history_tree_and_usage(repo: txstore.Repository) -> None:
+def test_a_repository_shows_history_tree_and_usage(repo: txstore.Repository, open_repo: Any) -> None:
     repo.branches["dev"] = repo.head()
     shown = html(repo)
     for part in ("data.tx", "dev", "v1", "second", "first", "three/", "sharded  32×32  uint16", "live"):
         assert part in shown, part
     assert repr(repo) == f"<Repository {repo.url}>"
+    none = open_repo("none.tx")
+    assert "nothing was written yet" in html(none)
+    assert not none.exists
 
 
 def test_a_store_shows_its_tree(repo: txstore.Repository) -> None:
@@ -35,12 +36,6 @@ def test_a_store_shows_its_tree(repo: txstore.Repository) -> None:
         assert "new  3  int64" in html(store)
         assert "NOT COMMITTED" in html(store)
     assert "has ended" in html(store)  # an error is shown, and not raised
-
-
-def test_a_repository_that_is_not_there_yet(open_repo: Any) -> None:
-    repo = open_repo("none.tx")
-    assert "nothing was written yet" in html(repo)
-    assert not repo.exists
 
 
 def test_nothing_that_a_repository_holds_is_markup(repo: txstore.Repository) -> None:
@@ -73,16 +68,3 @@ def test_the_page_in_a_cell(repo: txstore.Repository) -> None:
         np.testing.assert_array_equal(zarr.open_array(f"{shown.url}at/main/three/v2keys", mode="r")[:], np.arange(6))
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(f"{shown.url}api/repository")
-
-
-def test_what_is_missing_is_named(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    for module in [name for name in sys.modules if name.startswith(("txstore.serving", "uvicorn"))]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'txstore\[serve\]'"):
-        repo.show()
-    told = CliRunner().invoke(app, ["serve", repo.url])
-    assert told.exit_code == 2
-    assert "pip install 'txstore[serve]'" in told.output

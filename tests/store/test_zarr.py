@@ -1,5 +1,6 @@
 """Arrays and groups of zarr through a TxStore: made and changed in transactions, read back from snapshots."""
 
+from threading import current_thread
 from typing import Any
 
 import numpy as np
@@ -10,6 +11,7 @@ import zarr.api.asynchronous
 
 import txstore
 from txstore.store import TxStore
+from txstore.zarr_interface import SessionCalls
 
 
 def create(repo: txstore.Repository, data: Any, **arguments: Any) -> None:
@@ -32,6 +34,16 @@ def zarr_format(request: pytest.FixtureRequest) -> int:
 
 
 # --- arrays
+def test_the_fused_pipeline_alone_leaves_the_callers_thread(repo, pipeline, monkeypatch):
+    create(repo, range(6), chunks=(2,))
+    store, z = writable(repo)
+    z[:2] = 7
+    threads = set()
+    original = SessionCalls.set
+    monkeypatch.setattr(SessionCalls, "set", lambda *args: threads.add(current_thread()) or original(*args))
+    z[2:] = 8
+    store.commit()
+    assert (current_thread() in threads) == (pipeline == "Batched")
 
 
 @pytest.mark.parametrize("value", [7, 2.5, True, "word"])
@@ -41,19 +53,16 @@ def test_a_scalar_array_is_one_chunk(repo: txstore.Repository, pipeline: str, za
     assert set(repo.snapshot()) > ({"x/c"} if zarr_format == 3 else {"x/0"})
 
 
-def test_an_array_without_elements_has_no_chunks(repo: txstore.Repository, pipeline: str, zarr_format: int) -> None:
-    create(repo, np.zeros((0, 3)), zarr_format=zarr_format, chunks=(2, 2))
-    assert read(repo).shape == (0, 3)
-
-
 def test_chunks_of_fill_values_are_not_stored(repo: txstore.Repository, pipeline: str, zarr_format: int) -> None:
     create(repo, [0, 0, 1, 1, 0, 0], chunks=(2,), zarr_format=zarr_format)
     assert [key for key in repo.snapshot() if key[-1].isdigit()] == ["x/c/1" if zarr_format == 3 else "x/1"]
-    assert read(repo).tolist() == [0, 0, 1, 1, 0, 0]
-
-
-def test_write_empty_chunks_stores_chunks_of_fill_values(repo: txstore.Repository, pipeline: str) -> None:
-    create(repo, [0, 0, 1, 1], chunks=(2,), config={"write_empty_chunks": True})
+    store, z = writable(repo)
+    z[:2] = 0
+    assert store.commit() is None  # there were none
+    z[:] = [0, 0, 1, 1, 0, 0]
+    store.commit()
+    assert len(list(repo.log())) == 1  # equal ones were written again
+    create(repo, [0, 0, 1, 1], chunks=(2,), config={"write_empty_chunks": True}, overwrite=True)
     assert "x/c/0" in repo.snapshot()
 
 
@@ -67,30 +76,13 @@ def test_overwriting_with_fill_values_deletes_the_chunk(repo: txstore.Repository
     assert commit.statistics["keys_deleted"] == 1
 
 
-def test_fill_values_where_there_were_none_make_no_commit(repo: txstore.Repository, pipeline: str) -> None:
-    create(repo, [0, 0, 0, 0], chunks=(2,))
-    store, z = writable(repo)
-    z[:] = 0
-    assert store.commit() is None
-    assert len(list(repo.log())) == 1
-
-
-def test_equal_chunks_written_again_make_no_commit(repo: txstore.Repository, pipeline: str) -> None:
-    create(repo, [1, 2, 3, 4], chunks=(2,))
-    store, z = writable(repo)
-    z[:] = [1, 2, 3, 4]
-    store.commit()
-    assert len(list(repo.log())) == 1
-
-
 def test_a_smaller_array_loses_its_chunks_for_good(repo: txstore.Repository, pipeline: str, zarr_format: int) -> None:
-    create(repo, [1, 2, 3, 4, 5, 6], chunks=(2,), zarr_format=zarr_format)
+    create(repo, [1, 2, 3, 4, 5, 6], chunks=(2,), fill_value=9, zarr_format=zarr_format)
     store, z = writable(repo)
-    z.resize((2,))
-    store.commit()
-    z.resize((6,))
-    store.commit()
-    assert read(repo).tolist() == [1, 2, 0, 0, 0, 0]
+    for length in (2, 6):
+        z.resize((length,))
+        store.commit()
+    assert read(repo).tolist() == [1, 2, 9, 9, 9, 9]
     assert read(repo, at=0).tolist() == [1, 2, 3, 4, 5, 6]
 
 
@@ -115,36 +107,110 @@ def test_a_shard_is_read_and_written_in_parts(repo: txstore.Repository, pipeline
     assert all(z[i : i + 5].tolist() == expected[i : i + 5].tolist() for i in range(60))
 
 
-def test_an_error_in_the_block_leaves_nothing(repo: txstore.Repository) -> None:
-    create(repo, [1, 2], chunks=(1,))
-    with pytest.raises(ZeroDivisionError), repo.transaction() as store:
-        zarr.open_array(store, path="x")[:] = 5
-        1 / 0  # noqa: B018
-    assert read(repo).tolist() == [1, 2]
-    assert len(list(repo.log())) == 1
+def test_inner_chunks_of_a_shard_are_read_by_byte_ranges(repo, pipeline, monkeypatch):
+    create(repo, np.arange(64, dtype="i4"), chunks=(4,), shards=(64,), compressors=None)
+    asked = []
+    original = TxStore.get_sync
+
+    def get_sync(self: TxStore, key: str, **options: Any) -> Any:
+        asked.append(options.get("byte_range"))
+        return original(self, key, **options)
+
+    z = zarr.open_array(repo.snapshot(), path="x", mode="r")
+    monkeypatch.setattr(TxStore, "get_sync", get_sync)
+    assert z[9:11].tolist() == [9, 10]
+    assert asked
+    assert None not in asked
+
+
+def test_selections_of_every_kind_are_written(repo: txstore.Repository, pipeline: str) -> None:
+    expected = np.zeros((7, 5), "i4")
+    create(repo, expected, chunks=(3, 2))
+    with repo.transaction() as store:
+        z = zarr.open_array(store, path="x")
+        z[::2, 1:3] = expected[::2, 1:3] = 1
+        z.oindex[[0, 3, 6], [4, 0]] = 2
+        expected[np.ix_([0, 3, 6], [4, 0])] = 2
+        z.vindex[[1, 5], [2, 3]] = expected[[1, 5], [2, 3]] = [3, 4]
+        z.blocks[1, 1] = expected[3:6, 2:4] = 5
+    np.testing.assert_array_equal(read(repo), expected)
+
+
+def test_deleting_an_array_deletes_its_chunks(repo: txstore.Repository, zarr_format: int) -> None:
+    with repo.transaction() as store:
+        zarr.create_array(store, name="xy", data=np.arange(3), zarr_format=zarr_format)
+    create(repo, range(1, 100), chunks=(2,), zarr_format=zarr_format)
+    assert zarr.open_array(repo.snapshot(), path="x", mode="r").nchunks_initialized == 50  # none of its sibling's
+    with repo.transaction() as store:
+        del zarr.open_group(store)["x"]
+    assert [key for key in repo.snapshot() if key.startswith("x/")] == []
+    assert read(repo, "xy").tolist() == [0, 1, 2]
+    assert read(repo, at=1).tolist() == list(range(1, 100))
 
 
 # --- groups
+def test_a_group_lists_its_members(repo: txstore.Repository, zarr_format: int) -> None:
+    with repo.transaction() as store:
+        group = zarr.create_group(store, zarr_format=zarr_format)
+        group.create_group("a").create_array("x", data=np.arange(300), chunks=(1,))
+        group.create_array("a-b", data=np.arange(3))
+    group = zarr.open_group(repo.snapshot(), mode="r")
+    assert sorted(name for name, _ in group.members()) == ["a", "a-b"]
+    assert sorted(name for name, _ in group.members(max_depth=None)) == ["a", "a-b", "a/x"]
+    assert str(group.tree()).splitlines()[1:] == ["├── a", "│   └── x (300,) int64", "└── a-b (3,) int64"]
+
+
+@pytest.mark.long
+def test_listing_a_group_does_not_walk_the_chunks(repo, zarr_format, monkeypatch):
+    create(repo, range(1, 3000), chunks=(1,), zarr_format=zarr_format)
+    listed = []
+    snapshot = repo.snapshot()
+    scan = type(snapshot.mapping.runs).scan
+    monkeypatch.setattr(type(snapshot.mapping.runs), "scan", lambda *args: listed.append(found := scan(*args)) or found)
+    assert list(zarr.open_group(snapshot, mode="r")) == ["x"]
+    assert sum(map(len, listed)) < 100
 
 
 # --- modes
-def test_mode_w_replaces_everything(repo: txstore.Repository, zarr_format: int) -> None:
-    with repo.transaction() as store:
-        zarr.create_group(store, zarr_format=zarr_format).create_array("x", data=np.arange(4))
-    with repo.transaction() as store:
-        zarr.open_group(store, mode="w", zarr_format=zarr_format).create_group("y")
-    assert list(zarr.open_group(repo.snapshot(), mode="r")) == ["y"]
-    assert list(zarr.open_group(repo.snapshot(0), mode="r")) == ["x"]
-
-
-def test_a_snapshot_refuses_every_other_mode(repo: txstore.Repository) -> None:
-    create(repo, [1, 2])
+def test_modes(repo: txstore.Repository, zarr_format: int) -> None:
+    for mode, name, names in (
+        ("w-", "x", ["x"]),
+        ("a", "y", ["x", "y"]),
+        ("r+", "z", ["x", "y", "z"]),
+        ("w", "v", ["v"]),
+    ):
+        with repo.transaction() as store:
+            if mode in ("w-", "r+"):
+                with pytest.raises(FileNotFoundError if mode == "w-" else FileExistsError):
+                    zarr.open_group(store, mode="r" if mode == "w-" else "w-")
+            zarr.open_group(store, mode=mode, zarr_format=zarr_format).create_group(name)
+        assert sorted(zarr.open_group(repo.snapshot(), mode="r")) == names
     for mode in ("w", "a", "r+", "w-"):
         with pytest.raises(ValueError, match="read-only"):
             zarr.open_group(repo.snapshot(), mode=mode)  # type: ignore[arg-type]
+    with repo.transaction() as store, pytest.raises(ValueError, match="read-only"):
+        zarr.open_group(store, mode="r").create_group("other")
 
 
 # --- sizes, the asynchronous interface, xarray
+def test_nbytes_stored_counts_the_array_alone(repo: txstore.Repository, zarr_format: int) -> None:
+    create(repo, np.arange(100, dtype="i4"), chunks=(10,), compressors=None, zarr_format=zarr_format, fill_value=None)
+    with repo.transaction() as store:
+        zarr.create_array(store, name="y", data=np.arange(100))
+    snapshot = repo.snapshot()
+    z = zarr.open_array(snapshot, path="x", mode="r")
+    documents = sum(len(snapshot[key]) for key in snapshot if key.startswith("x/") and not key[-1].isdigit())
+    assert z.nbytes_stored() == 400 + documents
+    assert z.nchunks_initialized == 10
+
+
+async def test_the_asynchronous_interface_reads_and_writes(repo: txstore.Repository, pipeline: str) -> None:
+    with repo.transaction() as store:
+        group = await zarr.api.asynchronous.open_group(store, mode="a")
+        array = await group.create_array("x", shape=(6,), chunks=(2,), dtype="i4")
+        await array.setitem(slice(0, 5), np.arange(5, dtype="i4"))
+    array = await zarr.api.asynchronous.open_array(store=repo.snapshot(), path="x", mode="r")
+    assert np.asarray(await array.getitem(slice(1, 6))).tolist() == [1, 2, 3, 4, 0]
 
 
 def test_xarray_writes_appends_and_reads(repo: txstore.Repository, pipeline: str, zarr_format: int) -> None:
@@ -169,10 +235,3 @@ def test_a_store_that_xarray_closed_goes_on(repo: txstore.Repository) -> None:
     data.to_zarr(store, append_dim="time")
     store.commit()
     assert read(repo, "t").tolist() == [0, 1, 2, 3, 0, 1, 2, 3]
-
-
-def test_chunks_of_a_sibling_with_a_longer_name_are_not_counted(repo):
-    with repo.transaction() as store:
-        zarr.create_array(store, name="x", data=np.ones(4), chunks=(2,))
-        zarr.create_array(store, name="xy", data=np.ones(6), chunks=(2,))
-    assert zarr.open_array(repo.snapshot(), path="x", mode="r").nchunks_initialized == 2

@@ -4,7 +4,6 @@ from typing import Any
 
 import txstore
 from tests.tools.waiting import TIMEOUT
-from txstore.storage import kept
 
 
 def existing(repo: txstore.Repository, name: str) -> Any:
@@ -48,11 +47,6 @@ def html(shown: Any) -> str:
     """What a notebook shows of it."""
     found: str = shown._repr_html_()
     return found
-
-
-def empty_caches() -> None:
-    """Forget all that this process has read of object stores."""
-    kept._shared._empty()
 
 
 def staged(repo: txstore.Repository) -> list[str]:
