@@ -10,8 +10,9 @@ from pathlib import Path
 import pytest
 
 import txstore
-from tests.history.test_branches import branch_id, commit, on
+from tests.history.test_branches import commit, on
 from tests.tools.faults import watch
+from tests.tools.inside import branch_id
 from tests.tools.members import join_in_this_process
 from tests.tools.steps import BeforeEach, status_of
 from tests.tools.steps import forked as child_of
