@@ -23,7 +23,7 @@ from txstore.storage.local import LocalStorage
 
 
 def versions(repo: txstore.Repository) -> list[int]:
-    return sorted(int(name) for name in os.listdir(Path(repo.url, "commits/main")))
+    return sorted(int(path.rpartition("/")[2]) for path in tree(repo) if path.startswith("commits/main/"))
 
 
 #: Every step is taken where the environment asks for it, else every third.
@@ -96,7 +96,7 @@ def test_older_than_and_both(open_repo):
     assert repo.vacuum(older_than=times[4] + timedelta(microseconds=1), dry_run=True).oldest_kept == 5
     assert repo.vacuum(older_than=times[4], keep=2, dry_run=True).oldest_kept == 4
     assert repo.vacuum(older_than=times[4], keep=8, dry_run=True).oldest_kept == 2
-    now = timedelta(0)
+    now = timedelta(seconds=-2)  # clocks of some servers tell whole seconds
     assert repo.vacuum(older_than=now, dry_run=True).oldest_kept == 9
     assert repo.vacuum(older_than=times[4]).oldest_kept == 4
     assert [commit.version for commit in repo.log()] == [10, 9, 8, 7, 6, 5, 4]
