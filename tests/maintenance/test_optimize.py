@@ -13,6 +13,7 @@ from tests.tools.faults import once, watch
 from tests.tools.inside import staged
 from tests.tools.upkeep import bytes_of_head, content, oldest_kept_of, put, rewrite, seqs, tree
 from txstore.history import operations
+from txstore.maintenance import optimize
 
 
 def packs(repo: txstore.Repository) -> list[str]:
@@ -79,6 +80,25 @@ def test_content_seqs_history_and_views_are_the_same(open_repo):
     assert len(repo.mapping().run_names) == 1
     # As whoever has never seen the repository finds it.
     assert content(txstore.Repository(repo.url)) == model
+
+
+def test_new_packs_end_at_a_length(open_repo, monkeypatch):
+    repo = open_repo(durability="none")
+    for name, length in {"PACK_LENGTH": 10_000, "SMALL_PACK": 9_000}.items():
+        monkeypatch.setattr(optimize, name, length)
+    model = {f"a/{i:02}": bytes([i]) * 1_500 for i in range(40)}
+    for key, value in model.items():
+        put(repo, {key: value})
+    progress: list[tuple[int, int]] = []
+    repo.optimize(progress=lambda *at: progress.append(at))
+    assert [size for path, size in sorted(tree(repo).items()) if path.startswith("packs/") and size > 13_000] == []
+    assert len(packs(repo)) >= 5
+    assert content(repo) == model
+    assert progress == sorted(progress)
+    assert progress[-1][0] == progress[-1][1]
+    repo.vacuum(keep=1)
+    assert content(repo) == model
+    assert repo.optimize() is None
 
 
 def test_tombstones_are_forgotten_only_below_the_oldest_kept(repo):
