@@ -337,6 +337,18 @@ def test_a_killed_job_gets_a_change_again_though_its_source_has_gone_back(filled
     assert not feed.status().pending
 
 
+def test_a_shorter_change_gives_way_to_one_that_was_given_to_another_worker(filled: txstore.Repository) -> None:
+    feed = filled.feeds.create("f", paths="src")
+    write(filled, 0)
+    (shorter,) = feed
+    write(filled, 5)
+    (longer,) = feed.changes(combine=True)
+    with pytest.raises(txstore.FeedMovedError, match="ends before"):
+        feed.advance(to=shorter)
+    feed.advance(to=longer)
+    assert "handed_out" not in filled.snapshot().cursors["f"]
+
+
 def test_waiting(filled: txstore.Repository) -> None:
     feed = filled.feeds.create("f", paths="src")
     assert not feed.wait(0)
