@@ -349,6 +349,23 @@ def test_a_shorter_change_gives_way_to_one_that_was_given_to_another_worker(fill
     assert "handed_out" not in filled.snapshot().cursors["f"]
 
 
+def test_two_workers_of_one_change(filled: txstore.Repository) -> None:
+    feeds = [filled.feeds.create("f", paths="src"), filled.feeds["f"]]
+    write(filled, 0)
+    stores = []
+    for number, feed in enumerate(feeds):
+        (change,) = feed
+        stores.append(filled.transaction())
+        zarr.open_array(stores[-1], path="out")[number] = 1
+        feed.advance(stores[-1], to=change)
+    stores[0].commit()
+    with pytest.raises(txstore.ConflictError, match="moved"):
+        stores[1].commit()
+    stores[1].rollback()
+    with pytest.raises(txstore.FeedMovedError, match="is at version"):
+        feeds[1].advance(stores[1], to=change)
+
+
 def test_waiting(filled: txstore.Repository) -> None:
     feed = filled.feeds.create("f", paths="src")
     assert not feed.wait(0)
