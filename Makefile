@@ -211,7 +211,7 @@ test-on-pythons = set -e; for python in $(or $(TXSTORE_PYTHONS),$(PYTHON)); do $
 test-on-zarr2 = $(ZARR2)/bin/python -m pytest --confcutdir=tests/zarr2 tests/zarr2 $(PYTEST_ARGS)
 
 # Whether the lower bounds of pyproject.toml are true: two to three minutes.
-LOWEST_TESTS := $(addprefix tests/,codecs format history/test_snapshot.py history/test_branches.py store transactions/test_transactions.py \
+LOWEST_TESTS := $(addprefix tests/,codecs format history/test_log.py history/test_branches.py store transactions/test_transactions.py \
   interchange/test_format3.py interchange/test_import.py interchange/test_urls.py interchange/test_writing_by_url.py interchange/test_xarray.py \
   serving/test_plain_zarr.py test_telemetry.py)
 test-on-lowest = $(LOWEST)/bin/python -m pytest $(PARALLEL) -m 'not long' $(LOWEST_TESTS) $(PYTEST_ARGS)

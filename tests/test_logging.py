@@ -12,11 +12,9 @@ from typing import Any
 import pytest
 
 import txstore
-from tests.tools.faults import always
 from tests.tools.inside import objects_of
 from tests.tools.killed import killed_after
 from tests.tools.upkeep import put
-from tests.tools.waiting import wait_until
 from txstore.storage import leases
 
 ROOT = Path(txstore.__file__).parent
@@ -137,18 +135,6 @@ def test_a_lease_that_is_taken_over(caplog: pytest.LogCaptureFixture, monkeypatc
     lease = leases.Leases(objects).take(".staging/left")
     lease.close()
     assert lines(caplog) == [("txstore.storage.leases", ".staging/left.held: lease of a dead process taken over")]
-
-
-def test_a_lease_that_is_not_renewed(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:
-    repo = txstore.Repository(f"memory://{os.urandom(4).hex()}/data.tx")
-    put(repo, {"a": b"0"})
-    monkeypatch.setattr(leases, "BEAT", 0.01)
-    failing = leases.Leases(objects_of(repo))
-    lease = failing.take(".staging/ours")
-    monkeypatch.setattr(lease, "renew", always(OSError("no answer")))
-    wait_until(lambda: lines(caplog, logging.WARNING))
-    lease.close()
-    assert ("txstore.storage.leases", ".staging/ours: lease not renewed: no answer") in lines(caplog, logging.WARNING)
 
 
 def test_a_version_that_another_commit_takes(caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -8,6 +8,7 @@ import pytest
 import zarr
 
 import txstore
+from tests.tools.inside import html
 from txstore.format.display import html_table, readable_size
 from txstore.maintenance.report import Fault, Repair, Report
 
@@ -42,9 +43,9 @@ def text_of(report: object) -> str:
     assert "\n" not in shown
     assert shown[0] == "<"
     assert len(shown) < 200
-    html = report._repr_html_()  # type: ignore[attr-defined]
-    assert "\x1b" not in html + shown
-    return _Balance(html).text
+    found = html(report)
+    assert "\x1b" not in found + shown
+    return _Balance(found).text
 
 
 @pytest.fixture
@@ -67,22 +68,22 @@ def test_of_names(filled: txstore.Repository) -> None:
         (filled.branches, ["main", "dev", "dev@1", "on dev"]),
         (filled.constraints, ["named", "RequiredAttributes", '"path": "g<b>/x"']),
     ):
-        html = names._repr_html_()
-        assert "\x1b" not in html
-        text = _Balance(html).text
+        shown = html(names)
+        assert "\x1b" not in shown
+        text = _Balance(shown).text
         assert not [each for each in expected if each not in text]
 
 
 def test_of_many_names(filled: txstore.Repository) -> None:
     for number in range(25):
         filled.tags[f"v{number}"] = 0
-    assert "and 5 more" in _Balance(filled.tags._repr_html_()).text
+    assert "and 5 more" in _Balance(html(filled.tags)).text
 
 
 def test_of_history(filled: txstore.Repository) -> None:
     assert "on main" in text_of(filled.head())
-    assert "main@1" in _Balance(filled.log()._repr_html_()).text
-    assert "<script>" in _Balance(filled.log()._repr_html_()).text
+    assert "main@1" in _Balance(html(filled.log())).text
+    assert "<script>" in _Balance(html(filled.log())).text
     assert "1 changed" in text_of(filled.diff(0, 1))
     assert "1 chunks" in text_of(filled.blame("y"))
 

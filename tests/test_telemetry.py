@@ -19,10 +19,8 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.trace import StatusCode
 
 import txstore
-from tests.tools.inside import objects_of
 from tests.tools.upkeep import put
 from txstore import observing, telemetry
-from txstore.storage.objects import client
 
 Open = Callable[..., txstore.Repository]
 
@@ -99,33 +97,6 @@ def test_a_commit_is_a_child_of_the_callers_span(repo: txstore.Repository, seen:
     assert seen.metric("io.written") > 400
 
 
-def test_requests_of_other_threads_are_children_of_the_commit(far: txstore.Repository, seen: Seen) -> None:
-    far.engine.commits.store.head_caches.stop()  # what is written in the background is a part of no commit
-    create(far)
-    [commit] = seen.spans("txstore.commit")
-    requests = seen.spans("txstore.request")
-    assert {span.name for span in requests} >= {"txstore.request write", "txstore.request read"}
-    within = [
-        span for span in requests if span.context is not None and span.context.trace_id == commit.context.trace_id
-    ]
-    assert any(span.name == "txstore.request write" for span in within)
-    assert seen.metric("request.duration") == len(seen.spans("txstore.request"))
-
-
-def test_background_requests_keep_the_context(far: txstore.Repository, seen: Seen) -> None:
-    from txstore.storage.request_threads import each_in_thread, in_background, in_parallel
-
-    put(far, {"a": b"1"})
-    objects = objects_of(far)
-    with seen.tracer.start_as_current_span("outer") as outer:
-        seen.exporter.clear()
-        in_background(objects.get, "format.json")()
-        list(in_parallel(objects.get, ["format.json"] * 3))
-        list(each_in_thread(objects.get, ["format.json"] * 3))
-    parents = [span.parent.span_id for span in seen.spans("txstore.request") if span.parent is not None]
-    assert parents == [outer.get_span_context().span_id] * 7
-
-
 def test_threads_and_tasks_have_their_own_parents(open_repo: Open, seen: Seen) -> None:
     repo = open_repo()
     put(repo, {"a": b"0"})
@@ -192,24 +163,6 @@ def test_caches(open_repo: Open, far: txstore.Repository, seen: Seen) -> None:
     create(far)
     txstore.Repository(far.url).mapping()["x/c/3"]
     assert seen.metric("cache.lookups", cache="packs") > 0
-
-
-def test_a_request_that_is_retried(far, seen, monkeypatch, caplog):
-    put(far, {"a": b"1"})
-    monkeypatch.setattr(client, "FIRST_PAUSE", 0.001)
-    objects = objects_of(far)
-    failures = [ConnectionError("lost"), None]
-
-    def request(_: object) -> str:
-        error = failures.pop(0)
-        if error is not None:
-            raise error
-        return "answer"
-
-    caplog.set_level("INFO", "txstore")
-    assert objects._request("format.json", request) == "answer"
-    assert seen.metric("request.retries", operation="read") == 1
-    assert [record.name for record in caplog.records] == ["txstore.storage.objects.client"]
 
 
 def test_operations(repo: txstore.Repository, seen: Seen) -> None:

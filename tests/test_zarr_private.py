@@ -51,12 +51,12 @@ class Without(ModuleType):
 
     def __init__(self, module: str, name: str) -> None:
         super().__init__(module)
-        self._real, self._name = import_module(module), name
+        self.real, self._name = import_module(module), name
 
     def __getattr__(self, name: str) -> Any:
         if name == self._name:
             raise AttributeError(name)
-        return getattr(self._real, name)
+        return getattr(self.real, name)
 
 
 def test_one_module_uses_private_names():

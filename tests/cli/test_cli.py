@@ -48,27 +48,6 @@ def test_version() -> None:
     assert (result.exit_code, result.stdout) == (0, f"txstore {txstore.__version__}\n")
 
 
-@pytest.mark.parametrize(
-    ("missing", "arguments", "extra"),
-    [
-        ("uvicorn", ["serve", None], "serve"),
-        ("h5py", ["import", "old.h5", None, "--path", "imported"], "import"),
-        ("xarray", ["import", "old.nc", None, "--path", "imported"], "import"),
-        ("pandas fastparquet", ["references", None, "x.parquet", "--tag", "v1"], "references"),
-        ("matplotlib", ["demo"], "demo"),
-    ],
-)
-def test_a_missing_package(missing, arguments, extra, filled, tmp_path):
-    """One line, which says what to install."""
-    for name in ("old.h5", "old.nc"):
-        (tmp_path / name).write_bytes(b"\x89HDF\r\n\x1a\n" + bytes(100))
-    code = f"import sys; sys.modules |= dict.fromkeys({missing.split()!r}); from txstore.cli.main import app; app()"
-    words = [filled.url if each is None else each for each in arguments]
-    ran = subprocess.run([sys.executable, "-c", code, *words], capture_output=True, text=True, cwd=tmp_path)
-    assert (ran.returncode, ran.stdout, ran.stderr.count("\n")) == (2, "", 1), ran.stderr
-    assert f"pip install 'txstore[{extra}]'" in ran.stderr
-
-
 @pytest.mark.long
 def test_output_that_nobody_reads(filled: txstore.Repository) -> None:
     """`txstore ls --keys | head` ends without a traceback."""

@@ -43,8 +43,8 @@ def commands() -> set[str]:
 @pytest.fixture
 def hostile(open_repo: Callable[..., txstore.Repository], monkeypatch: pytest.MonkeyPatch) -> txstore.Repository:
     """A repository in which every text that can be anything is."""
-    monkeypatch.setattr("txstore.history.new_commit.this_user", lambda: STEERING)
-    monkeypatch.setattr("txstore.transactions.transaction.this_user", lambda: STEERING)
+    for module in ("history.new_commit", "transactions.transaction"):
+        monkeypatch.setattr(f"txstore.{module}.this_user", lambda: STEERING)
     repo = open_repo()
     properties = {STEERING: STEERING, "nan": float("nan"), "inf": [float("inf"), {"-": -float("inf")}]}
     with repo.transaction(STEERING, properties=properties) as store:
@@ -334,9 +334,8 @@ def test_no_command_that_goes_there_shows_a_password(hostile, tmp_path, url, qui
 def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     from txstore.storage.objects import client
 
-    monkeypatch.setattr(client, "RETRY_SECONDS", 0.0)
-    monkeypatch.setattr(client, "FIRST_PAUSE", 0.0)
-    monkeypatch.setattr(client, "LEAST_TRIES", 1)
+    for name, value in {"RETRY_SECONDS": 0.0, "FIRST_PAUSE": 0.0, "LEAST_TRIES": 1}.items():
+        monkeypatch.setattr(client, name, value)
 
 
 @pytest.mark.long

@@ -11,6 +11,7 @@ import zarr
 import txstore
 from tests.tools.faults import watch
 from tests.tools.forged_headers import forge_header
+from tests.tools.inside import html
 from txstore.errors import CorruptionError
 from txstore.format.commitfile import GroupCommit
 from txstore.history import log as history_log
@@ -75,7 +76,7 @@ def test_a_log_prints_as_a_table(several: txstore.Repository, monkeypatch: pytes
         assert line.startswith(str(commit))
         assert commit.id[:12] in line
         assert commit.time.astimezone().strftime("%Y-%m-%d %H:%M %Z") in line
-    assert "<table>" in several.log()._repr_html_()
+    assert "<table>" in html(several.log())
     monkeypatch.setattr(history_log, "_SHOWN", 2)
     assert repr(several.log()).splitlines()[3:] == ["..."]
     assert repr(several.log(path="nothing")) == "no commits"
@@ -86,7 +87,7 @@ def test_a_commit_is_shown_in_a_line(several: txstore.Repository) -> None:
         store["k"] = b"1"
     commit = several.head()
     assert repr(commit) == f"<Commit main@11 {commit.id[:12]} {commit.time.astimezone():%Y-%m-%d %H:%M %Z} '<b>'>"
-    assert "&lt;b&gt;" in commit._repr_html_()
+    assert "&lt;b&gt;" in html(commit)
 
 
 @pytest.mark.parametrize("seed", range(5))

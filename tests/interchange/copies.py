@@ -54,25 +54,25 @@ class Unsteady(LocalDestination):
         super().__init__(path, durable=False)
         self.writers = 1
         self.changes = 0
-        self._die_at, self._die, self._after = die_at, die, after
+        self.die_at, self.die, self.after = die_at, die, after
 
-    def _change(self, change: Callable[[], None]) -> None:
-        if self.changes == self._die_at and not self._after:
-            self._die()
+    def change(self, change: Callable[[], None]) -> None:
+        if self.changes == self.die_at and not self.after:
+            self.die()
         change()
-        if self.changes == self._die_at and self._after:
-            self._die()
+        if self.changes == self.die_at and self.after:
+            self.die()
         self.changes += 1
 
     def write(self, key: str, content: Any) -> None:
-        self._change(lambda: super(Unsteady, self).write(key, content))
+        self.change(lambda: super(Unsteady, self).write(key, content))
 
     def write_marker(self, key: str, content: Any) -> None:
-        self._change(lambda: super(Unsteady, self).write_marker(key, content))
+        self.change(lambda: super(Unsteady, self).write_marker(key, content))
 
     def delete(self, keys: Sequence[str]) -> None:
         for key in keys:
-            self._change(lambda key=key: super(Unsteady, self).delete([key]))
+            self.change(lambda key=key: super(Unsteady, self).delete([key]))
 
 
 def killed() -> None:

@@ -93,14 +93,14 @@ class At:
     """A repository whose head is an older commit: what a publisher found then."""
 
     def __init__(self, repo: txstore.Repository, version: int) -> None:
-        self._repo, self._version = repo, version
+        self.repo, self._version = repo, version
         self.id, self.url, self.engine = repo.id, repo.url, repo.engine
 
     def mapping(self, branch: str = "main") -> txstore.Snapshot:
-        return self._repo.mapping(at=self._version)
+        return self.repo.mapping(at=self._version)
 
     def commit(self, version: int, *, branch: str) -> txstore.Commit:
-        return self._repo.commit(version)
+        return self.repo.commit(version)
 
 
 def killed_at_every_step(

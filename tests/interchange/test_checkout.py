@@ -304,18 +304,6 @@ def test_bad_places(filled: txstore.Repository, tmp_path: Path, open_repo: Calla
         filled.commit_directory(out)
 
 
-def test_a_commit_that_the_branch_does_not_have(filled: txstore.Repository, tmp_path: Path) -> None:
-    filled.branches["dev"] = filled.head()
-    with filled.transaction("main") as store:
-        zarr.open_array(store, path="y")[0] = 5
-    out = tmp_path / "out.zarr"
-    filled.checkout(out)
-    zarr.open_group(out)["y"][1] = 8  # type: ignore[index]
-    with pytest.raises(txstore.CheckoutError, match="begin a branch with it"):
-        filled.commit_directory(out, branch="dev")
-    assert filled.commit_directory(out) == filled.head()
-
-
 #: Kills each call of `commit_directory`, or of `checkout`, before it renames or deletes a file for the n-th time.
 _KILLED = """
 import os, sys

@@ -91,15 +91,6 @@ def filled(repo: txstore.Repository) -> txstore.Repository:
     return repo
 
 
-def test_an_older_commit_and_a_part(filled: txstore.Repository, tmp_path: Path) -> None:
-    filled.export(tmp_path / "old", at=0)
-    filled.export(tmp_path / "tagged", tag="v1")
-    assert files(tmp_path / "old") == files(tmp_path / "tagged")
-    assert same(bare(files(tmp_path / "old")), filled.mapping(at=0))
-    filled.export(tmp_path / "part", path="y")
-    np.testing.assert_array_equal(zarr.open_array(tmp_path / "part", mode="r")[:], [7] * 4)
-
-
 def test_a_process_without_us_reads_it(filled, tmp_path, run_plain):
     filled.export(tmp_path / "out")
     read = "import zarr; z = zarr.open_group(sys.argv[1], mode='r'); print(*z['a/x'][:], *z['y'][:])"
@@ -186,14 +177,6 @@ def test_no_reader_warns_of_an_export(repo: txstore.Repository, tmp_path: Path, 
         xr.testing.assert_equal(xr.open_dataset(tmp_path / "out", engine="zarr").load(), data)
         group = zarr.open_consolidated(tmp_path / "out")
     assert sorted(name for name, _ in group.members()) == ["t", "x"]
-
-
-def test_old_consolidated_metadata_is_made_anew(repo: txstore.Repository, tmp_path: Path) -> None:
-    with repo.transaction() as store:
-        zarr.create_group(store, zarr_format=2).create_array("x", data=np.arange(3))
-        store[".zmetadata"] = b"{}"
-    repo.export(tmp_path / "out")
-    assert [name for name, _ in zarr.open_consolidated(tmp_path / "out", zarr_format=2).members()] == ["x"]
 
 
 def test_what_was_damaged_on_the_way_is_an_error(filled, tmp_path, monkeypatch):

@@ -365,15 +365,6 @@ def test_what_was_damaged_on_the_way_is_an_error(
     repo: txstore.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     write_workers(tmp_path)
-    plain = hdf5_arrays.Hdf5Arrays._array
-    reads: list[int] = []
-
-    def torn(self: Any, path: str, node: Any) -> Any:
-        array = plain(self, path, node)
-        if path == "tracks/position":
-            object.__setattr__(array, "read", lambda selection: node[selection] + reads.append(1) or len(reads))
-        return array
-
     monkeypatch.setattr(zarr.Array, "__getitem__", lambda self, selection: np.zeros(1))
     with pytest.raises(txstore.CorruptionError, match="reads back differently"):
         repo.import_from(tmp_path / "worker-*.h5", concat="sample")

@@ -102,15 +102,6 @@ def test_only_what_has_moved_is_written(repo: txstore.Repository, copy: Path) ->
     assert (done.written, done.deleted) == (4, 0)  # and x/c/3, which is new
 
 
-def test_an_array_may_change_its_rank(repo: txstore.Repository, copy: Path) -> None:
-    for shape in ((4,), (4, 4), (), (4, 4, 4), (4,)):
-        with repo.transaction() as store:
-            zarr.create_array(store, name="z", data=np.ones(shape), chunks=(2,) * len(shape), overwrite=True)
-        repo.publish(copy)
-        check_copy(copy, repo)
-        assert zarr.open_consolidated(copy)["z"].shape == shape
-
-
 def test_what_a_directory_cannot_hold_is_said(repo: txstore.Repository, copy: Path) -> None:
     with repo.begin() as transaction:
         transaction["a"], transaction["a/b"] = b"1", b"2"
@@ -278,21 +269,6 @@ def test_blocks_that_came_along_are_made_anew(repo: txstore.Repository, copy: Pa
     root = json.loads((copy / "zarr.json").read_text())["consolidated_metadata"]["metadata"]
     assert list(root) == ["h"]
     assert root["h"]["consolidated_metadata"]["metadata"] == {}
-
-
-def test_format_2(repo: txstore.Repository, copy: Path) -> None:
-    with repo.transaction() as store:
-        group = zarr.open_group(store, zarr_format=2, attributes={"title": "old"})
-        group.create_array("x", data=np.arange(10), chunks=(4,))
-    repo.publish(copy)
-    told = json.loads((copy / ".zmetadata").read_text())
-    assert sorted(told["metadata"]) == [".zattrs", ".zgroup", "x/.zarray", "x/.zattrs"]
-    group = zarr.open_consolidated(copy, zarr_format=2)
-    assert group["x"][:].tolist() == list(range(10))
-    assert group.attrs["title"] == "old"
-    append(repo)
-    repo.publish(copy)
-    assert zarr.open_consolidated(copy, zarr_format=2)["x"].shape == (15,)
 
 
 # --- following, and readers meanwhile

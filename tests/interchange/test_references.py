@@ -15,7 +15,6 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from fsspec.implementations.memory import MemoryFileSystem
 
 import txstore
 from tests.interchange.test_export import cases, files, write_case
@@ -23,7 +22,7 @@ from tests.system.remote.conftest import server_of  # noqa: F401 - a fixture
 from tests.system.remote.servers import Server
 from tests.tools.command_line import assert_refused, run, run_json
 from txstore.interchange import references
-from txstore.interchange.references import INLINE_BELOW, Reference, entries
+from txstore.interchange.references import INLINE_BELOW
 
 pytest.importorskip("fastparquet")
 pytestmark = [pytest.mark.long, pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")]
@@ -133,18 +132,6 @@ def test_they_hold_for_as_long_as_the_tag_does(repo, tmp_path, read, kind):
     repo.vacuum(keep=1)
     with pytest.raises(AssertionError, match="ReferenceNotReachable"):  # and no fill values
         read(out, ["x"])
-
-
-def test_values_that_optimize_has_moved(repo: txstore.Repository, tmp_path: Path, read: Callable[..., Found]) -> None:
-    fill(repo)
-    for value in range(30):
-        repo.run(lambda store, value=value: zarr.open_array(store, path="x").__setitem__(value, -value))  # type: ignore[misc]
-    assert repo.optimize() is not None
-    repo.references(tmp_path / "x.json", tag="packed", create_tag=True)
-    repo.vacuum(keep=1)
-    assert any(isinstance(entry, Reference) and "packs/" in entry.pack for _, entry in entries(repo.mapping()))
-    expected = np.concatenate([-np.arange(30), np.arange(30, 1000)])
-    np.testing.assert_array_equal(read(tmp_path / "x.json", ["x"])["x"][0], expected)
 
 
 @pytest.mark.parametrize("kind", ["json", "parquet"])
@@ -310,16 +297,6 @@ def test_xarray_takes_for_missing_what_was_missing(repo: txstore.Repository, tmp
         xarray.testing.assert_identical(found, data)
 
 
-def test_parquet_of_many_chunks(repo, tmp_path, read, monkeypatch):
-    monkeypatch.setattr(references, "RECORD", 100)
-    data = np.arange(9 * 121).reshape(9, 121)
-    with repo.transaction() as store:
-        zarr.open_group(store).create_array("x", data=data, chunks=(1, 2))
-    repo.references(tmp_path / "x.parquet", tag="v1", create_tag=True)
-    assert len(files(tmp_path / "x.parquet")) == 7  # 549 chunks
-    np.testing.assert_array_equal(read(tmp_path / "x.parquet", ["x"])["x"][0], data)
-
-
 # --- what is refused
 
 
@@ -439,23 +416,6 @@ def test_s3(
     elsewhere = {"remote_protocol": "s3", "remote_options": {**options, "asynchronous": True}}
     check_filled(read(tmp_path / f"x.{kind}", FILLED.keys(), elsewhere))
     check_filled(read(out, FILLED.keys(), {**elsewhere, "target_options": options}))
-
-
-def test_parquet_elsewhere_is_opened_by_what_comes_last(repo, monkeypatch):
-    fill(repo)
-    order: list[str] = []
-    pipe_file = MemoryFileSystem.pipe_file
-
-    def noting(self: MemoryFileSystem, path: str, content: bytes) -> None:
-        order.append(path)
-        pipe_file(self, path, content)
-
-    monkeypatch.setattr(MemoryFileSystem, "pipe_file", noting)
-    repo.references("memory://last/x.parquet", tag="v1")
-    assert len(order) == 3
-    assert order[-1].endswith("/x.parquet/.zmetadata")
-    with pytest.raises(txstore.ExportError, match="exists already"):
-        repo.references("memory://last/x.parquet", tag="v1")
 
 
 def test_the_command(repo: txstore.Repository, tmp_path: Path, read: Callable[..., Found]) -> None:

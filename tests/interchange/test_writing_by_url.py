@@ -185,16 +185,6 @@ def test_a_file_that_is_open_at_the_end_is_not_lost_silently(filled: txstore.Rep
         file.close()
 
 
-@pytest.mark.parametrize("query", ["?at=0", "?tag=v1"])
-def test_a_commit_never_changes(filled: txstore.Repository, query: str) -> None:
-    filled.tags["v1"] = filled.head()
-    fs = file_system(filled, query)
-    with pytest.raises(PermissionError, match="never changes"), fs.transaction:
-        pass
-    with pytest.raises(PermissionError, match="for reading"):
-        fs.open("a", "wb")
-
-
 def test_a_file_system_in_a_transaction_begins_no_other(filled: txstore.Repository) -> None:
     with filled.transaction() as store:
         fs, _ = fsspec.url_to_fs(store.share())
@@ -315,10 +305,3 @@ def test_the_engine_of_xarray_reads_parameters(filled: txstore.Repository) -> No
         xr.open_dataset(f"txstore::{filled.url}?branch=dev", engine=Engine, at=0)
     with pytest.raises(ValueError, match="reads commits"):
         xr.open_dataset(f"txstore::{filled.url}?commit=on-close", engine=Engine)
-
-
-def test_a_url_makes_no_repository(tmp_path: Path) -> None:
-    for query in ("", "?commit=on-close", "?transaction=a"):
-        with pytest.raises(txstore.RepositoryNotFoundError, match="a URL makes none"):
-            fsspec.open(f"txstore::{tmp_path}/new.tx{query}", "wb").open()
-    assert list(tmp_path.iterdir()) == []

@@ -12,10 +12,11 @@ from typing import Any
 import pytest
 
 import txstore
+from tests.tools.inside import staged
 from tests.tools.waiting import TIMEOUT, wait_for_background_cleanup
 from txstore.format import names
 from txstore.storage import kept
-from txstore.storage.kept import FileReader
+from txstore.storage.kept import FileReader, PackCache
 from txstore.storage.objects import client
 from txstore.storage.objects.interface import open_objects
 from txstore.storage.remote import RemoteStorage
@@ -29,33 +30,33 @@ class Requests:
 
     def __init__(self) -> None:
         self.counts: Counter[str] = Counter()
-        self._lock = threading.Lock()
-        self._begun = {names.commit_path("main", version): threading.Event() for version in range(COMMITS)}
-        self._waits: dict[str, str] = {}
+        self.lock = threading.Lock()
+        self.begun = {names.commit_path("main", version): threading.Event() for version in range(COMMITS)}
+        self.waits: dict[str, str] = {}
         self._meetings: dict[
             tuple[str, int], threading.Barrier
         ] = {}  # by a path, and how often it was asked for before
 
     def wait(self, version: int, other: int) -> None:
-        self._waits[names.commit_path("main", version)] = names.commit_path("main", other)
+        self.waits[names.commit_path("main", version)] = names.commit_path("main", other)
 
     def meet(self, paths: list[str], *, after: int = 0) -> None:
         barrier = threading.Barrier(len(paths))
         self._meetings.update(((path, after), barrier) for path in paths)
 
     def of_commits(self) -> int:
-        return sum(self.counts[path] for path in self._begun)
+        return sum(self.counts[path] for path in self.begun)
 
     def begin(self, path: str) -> None:
-        with self._lock:
+        with self.lock:
             nth = self.counts[path]
             self.counts[path] += 1
         if (path, nth) in self._meetings:
             self._meetings[path, nth].wait(TIMEOUT)
-        if path in self._begun:
-            self._begun[path].set()
-        if path in self._waits:
-            assert self._begun[self._waits[path]].wait(TIMEOUT), "one after the other"
+        if path in self.begun:
+            self.begun[path].set()
+        if path in self.waits:
+            assert self.begun[self.waits[path]].wait(TIMEOUT), "one after the other"
 
 
 @pytest.fixture
@@ -78,22 +79,13 @@ def url() -> str:
     for number in range(COMMITS):
         with repo.transaction(f"{number}") as store:
             store[f"x/c/{number % 7}"] = bytes([number]) * 100
-    kept._shared._empty()
+    PackCache().forget_all()
     return url
 
 
 def forget(requests: Requests) -> None:
-    kept._shared._empty()  # as in a process that has read nothing
+    PackCache().forget_all()  # as in a process that has read nothing
     requests.__init__()  # type: ignore[misc]
-
-
-def test_commits_are_read_in_advance_by_who_goes_through_all(url: str, requests: Requests) -> None:
-    forget(requests)
-    requests.wait(30, 29)
-    commits = txstore.Repository(url).engine.commits
-    line = commits.chain.ancestors(commits.head())
-    assert [stored.header.message for stored in line] == [str(number) for number in reversed(range(COMMITS))]
-    assert all(requests.counts[names.commit_path("main", version)] == 1 for version in range(COMMITS - 1))
 
 
 def test_who_looks_at_the_last_few_reads_few(url: str, requests: Requests) -> None:
@@ -150,15 +142,6 @@ def storage(files: dict[str, bytes]) -> RemoteStorage:
     return RemoteStorage(objects)
 
 
-def test_ranges_are_those_of_the_file(storage: RemoteStorage, files: dict[str, bytes]) -> None:
-    fetched = FileReader(storage.read_range, ahead=True)
-    for path in list(files)[:30]:
-        fetched.expect(path, 35)
-    for path in ("file3", "file1", "file29", "file40"):  # in any order, announced or not
-        for offset, length in ((0, 35), (5, 10), (10, 10), (34, 100), (35, 5), (0, 1)):
-            assert fetched.read_range(path, offset, length) == files[path][offset : offset + length]
-
-
 def test_a_file_that_is_gone_is_said_to_be_when_it_is_read(storage: RemoteStorage, files: dict[str, bytes]) -> None:
     fetched = FileReader(storage.read_range, ahead=True)
     for path in files:
@@ -170,20 +153,6 @@ def test_a_file_that_is_gone_is_said_to_be_when_it_is_read(storage: RemoteStorag
     assert fetched.read_range("file3", 0, 35) == files["file3"]
 
 
-def test_no_more_is_kept_than_there_is_room_for(
-    storage: RemoteStorage, files: dict[str, bytes], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(kept, "BYTES", 100)
-    fetched = FileReader(storage.read_range, ahead=True)
-    for path in files:
-        fetched.expect(path, 35)
-    for path, content in files.items():
-        assert fetched.read_range(path, 0, 35) == content
-        assert sum(map(fetched._length, fetched._ahead)) < 100 + 10
-        assert fetched._bytes == sum(map(fetched._length, fetched._pieces))
-        assert fetched._bytes <= 2 * 100 + 4 * 10
-
-
 def test_optimize_leaves_nothing_staged() -> None:
     """What was copied has the names that it is committed under, and no version has what was staged beside it."""
     repo = txstore.Repository(f"memory://{uuid.uuid4().hex}")
@@ -192,5 +161,5 @@ def test_optimize_leaves_nothing_staged() -> None:
             mapping[f"x/c/{number}"] = bytes(100)
     assert repo.optimize() is not None
     wait_for_background_cleanup()
-    assert not repo.engine.storage.list(names.STAGING)
+    assert not staged(repo)
     assert repo.verify().ok

@@ -240,22 +240,6 @@ def test_a_whole_copy_is_whole(source, tmp_path):
     assert txstore.Repository(tmp_path / "copy").verify().faults == []
 
 
-def test_the_first_durable_commit_makes_a_copy_durable(source, tmp_path):
-    repo, _ = source
-    shutil.copytree(repo.url, tmp_path / "copy")
-    copy = txstore.Repository(tmp_path / "copy")
-    watched = watch(copy)
-    put(copy, "x")
-    synced = {call[1] for call in watched.named("sync_file", "sync_directory")}
-    assert {f"commits/main/{version:010d}" for version in range(6)} | {"packs", "commits/main", "format.json"} <= synced
-    assert any(path.startswith("packs/") and len(path) > 40 for path in synced)
-    watched.calls.clear()
-    put(copy, "y")
-    assert "commits/main/0000000000" not in {call[1] for call in watched.named("sync_file")}
-    commits = txstore.Repository(tmp_path / "copy").engine.commits
-    assert commits.store.head_caches.read("main").is_durable_at(commits.storage.place())
-
-
 def test_while_others_vacuum(source, tmp_path):
     """What is being copied is pinned, down to the oldest commit."""
     repo, contents = source

@@ -10,15 +10,14 @@ from pathlib import Path
 import pytest
 
 import txstore
-from tests.history.test_branches import branch_id, commit, on
+from tests.history.test_branches import commit, on
 from tests.tools.faults import watch
+from tests.tools.inside import branch_id
 from tests.tools.members import join_in_this_process
 from tests.tools.steps import BeforeEach, status_of
 from tests.tools.steps import forked as child_of
 from tests.tools.upkeep import tree
 from txstore.errors import CorruptionError, SnapshotExpiredError
-from txstore.history.branch_names import OldestKept
-from txstore.history.new_commit import NewCommit
 
 
 @pytest.fixture
@@ -44,8 +43,8 @@ def contents(repo: txstore.Repository) -> dict[str, dict[str, bytes]]:
     return {name: on(repo, name) for name in repo.branches}
 
 
-def files(repo: txstore.Repository, name: str) -> list[int]:
-    return sorted(repo.engine.commits.files.versions(branch_id(repo, name)))
+def files(repo: txstore.Repository, branch: str) -> list[int]:
+    return sorted(int(name) for name in os.listdir(Path(repo.url, "commits", branch)))
 
 
 # --- vacuum
@@ -53,11 +52,11 @@ def files(repo: txstore.Repository, name: str) -> list[int]:
 
 def test_what_only_a_deleted_branch_needs_goes(repo):
     kept = {name: found for name, found in contents(repo).items() if name != "dev"}
-    values = files(repo, "dev")
-    dev = branch_id(repo)
+    dev = branch_id(repo, "dev")
+    values = files(repo, dev)
     del repo.branches["dev"]
     assert repo.vacuum().files > 0
-    left = sorted(repo.engine.commits.files.versions(dev))
+    left = files(repo, dev)
     assert left
     assert set(left) < set(values)  # what deep begins behind, and what has values of it
     assert contents(txstore.Repository(repo.url)) == kept
@@ -145,44 +144,32 @@ def write_beside(repo: txstore.Repository, branch: str, value: bytes) -> None:
 
 
 @pytest.mark.parametrize("is_killed", [True, False])
-def test_another_vacuum_comes_between_the_commit_and_the_file_of_a_oldest_kept(repo, monkeypatch, is_killed):
+def test_another_vacuum_comes_between_the_commit_and_the_file_of_a_oldest_kept(repo, is_killed):
     """Until the file says so nothing is given up: somebody may hold it, and the vacuum may never come to the file."""
     for number in range(4):
         write_beside(repo, "dev", bytes([number]) * 1000)
     old = list(repo.log(branch="dev"))[2]
     expected = repo.mapping(at=old)["large"]
     held: list[txstore.Snapshot] = []
-    write_oldest_kept = OldestKept.write
+    watched = watch(repo)
 
-    def overtaken(oldest_kept, stored):
-        if oldest_kept is repo.engine.commits.oldest_kept:
+    def overtaken(path: str, *_: object) -> None:
+        if path.startswith("oldest_kept/"):
+            watched.before.clear()
             other = txstore.Repository(repo.url)
             held.append(other.mapping(at=old))
             other.vacuum()
             other.tags["held"] = old
             if is_killed:
                 raise InterruptedError
-        return write_oldest_kept(oldest_kept, stored)
 
-    monkeypatch.setattr(OldestKept, "write", overtaken)
+    watched.before["write_once"] = overtaken
     with pytest.raises(InterruptedError) if is_killed else contextlib.nullcontext():
         repo.vacuum(keep=1, branch="dev")
     for _ in range(2):
         assert held[0]["large"] == expected
         assert txstore.Repository(repo.url).mapping(at="held")["large"] == expected
         txstore.Repository(repo.url).vacuum()
-
-
-def test_a_lost_pack_of_a_tagged_commit_below_the_oldest_kept_is_reported(repo):
-    for number in range(3):
-        write_beside(repo, "dev", bytes([number]) * 1000)
-    old = list(repo.log(branch="dev"))[1]
-    repo.tags["held"] = old
-    repo.vacuum(keep=1, branch="dev")
-    pack = repo.engine.commits.files.read(branch_id(repo, "dev"), old.version).header.packs[0].name.path
-    repo.engine.storage.delete(pack)
-    assert [(fault.path, fault.part) for fault in repo.verify().faults] == [(pack, "missing")]
-    del repo.tags["held"]
 
 
 def test_nothing_is_deleted_while_a_record_is_damaged(repo):
@@ -199,50 +186,6 @@ def test_nothing_is_deleted_while_a_record_is_damaged(repo):
 # --- what a merge names
 
 
-@pytest.fixture
-def merged(repo, monkeypatch) -> txstore.Repository:
-    """A commit of main that names dev@4 as its other parent, as a merge will."""
-    theirs = repo.engine.commits.files.read(branch_id(repo), 4)
-    real = NewCommit.write_header
-    monkeypatch.setattr(
-        NewCommit, "write_header", lambda self, parent, contents: real(self, parent, replace_merged(contents, theirs))
-    )
-    commit(repo, {"a": b"merged"})
-    monkeypatch.undo()
-    return repo
-
-
-def replace_merged(contents, stored):
-    return contents._replace(merged=stored)
-
-
-def test_a_merge_keeps_what_it_has_merged(merged):
-    assert merged.head().merged == merged.commit(4, branch="dev").id
-    there = on(merged, "dev", at=4)
-    stored = merged.engine.commits.files.read(branch_id(merged), 4)
-    del merged.branches["deep"]
-    merged.vacuum(keep=1, branch="dev")
-    del merged.branches["dev"]
-    merged.vacuum()
-    other = txstore.Repository(merged.url)
-    snapshot = other.engine.snapshots.of(other.engine.commits.files.named(stored.name))
-    assert {key: bytes(snapshot[key]) for key in snapshot} == there
-    del snapshot, other
-    commit(merged, {"b": b"1"})
-    merged.vacuum(keep=1)
-    merged.vacuum()
-    assert merged.engine.commits.files.named(stored.name) is None
-
-
-def test_a_merge_whose_other_parent_is_lost_is_reported(merged):
-    path = Path(merged.url, merged.engine.commits.files.read(branch_id(merged), 4).path)
-    content = path.read_bytes()
-    path.unlink()
-    faults = merged.verify().faults
-    assert {fault.part for fault in faults if fault.path == "commits/main/0000000006"} == {"link"}
-    path.write_bytes(content)
-
-
 # --- verify, and repair
 
 
@@ -250,7 +193,7 @@ def test_verify_looks_at_every_branch(repo):
     everything = repo.verify()
     assert everything.commits == 6 + 5 + 3
     for name in BRANCHES[1:3]:
-        version = files(repo, name)[-1]
+        version = files(repo, branch_id(repo, name))[-1]
         path = Path(repo.url, f"commits/{branch_id(repo, name)}/{version:010}")
         content = path.read_bytes()
         at = content.index(b"dev4" if name == "dev" else b"deep2")

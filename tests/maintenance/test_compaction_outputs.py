@@ -5,7 +5,6 @@ import random
 import shutil
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -16,7 +15,6 @@ from tests.tools.upkeep import content, put, tree
 from tests.vectors.make import REPOSITORIES
 from txstore.errors import ErasedError
 from txstore.format import names, packfile
-from txstore.maintenance import backup
 from txstore.maintenance import optimize as optimizing
 
 GROUP = b'{"zarr_format": 3, "node_type": "group"}'
@@ -194,34 +192,6 @@ def test_a_backup_copies_it_once(repo, file, tmp_path):
     assert there.stat().st_ino == number
     assert content(txstore.Repository(copy)) == content(repo)
     assert txstore.Repository(copy).verify().faults == []
-
-
-def test_a_backup_first_copies_the_commits_that_it_leads_to(secret, tmp_path, monkeypatch):
-    """A value of another branch is in a commit file of that, which nothing else in the copy leads to."""
-    secret.branches["dev"] = secret.head()
-    with secret.begin(branch="dev") as mapping:
-        mapping["d/zarr.json"], mapping["d/c/7"] = GROUP, b"of dev"
-    with secret.begin() as mapping:
-        mapping.nodes.copy("d", "e", secret.mapping(branch="dev"))
-    with listed():
-        brought = put(secret, {"small": b"2"}).version
-    del mapping
-    gc.collect()
-    assert secret.vacuum(keep=1).oldest_kept == brought
-    order: list[str] = []
-    in_order = backup._in_order
-
-    def noted(commits: Any, referred: Any) -> Any:
-        found = in_order(commits, referred)
-        order.extend(stored.path for stored in found)
-        return found
-
-    monkeypatch.setattr(backup, "_in_order", noted)
-    secret.backup(tmp_path / "copy")
-    assert bytes(txstore.Repository(tmp_path / "copy").mapping()["e/c/7"]) == b"of dev"
-    assert txstore.Repository(tmp_path / "copy").verify().faults == []
-    of_dev = next(path for path in order if not path.startswith("commits/main"))
-    assert order.index(of_dev) < order.index(names.commit_path("main", brought))
 
 
 def test_what_its_run_leads_to_is_erased(secret, tmp_path):

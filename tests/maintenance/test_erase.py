@@ -19,11 +19,10 @@ import zarr
 from typer.testing import CliRunner
 
 import txstore
-from tests.tools.inside import existing, objects_of
+from tests.tools.inside import objects_of
 from tests.tools.upkeep import below, put
 from txstore.cli.main import app
 from txstore.format.records import ErasureRecord
-from txstore.maintenance import erase as erasing
 
 
 def value(seed: int, length: int = 1000) -> bytes:
@@ -107,23 +106,6 @@ def test_no_file_has_a_byte_of_it(repo: txstore.Repository) -> None:
     [erasure] = repo.erasures()
     assert (erasure.paths, erasure.values, erasure.by) == (("s",), report.values, repo.head().author)
     assert erasure.finished is not None
-
-
-def test_arrays_of_zarr(repo: txstore.Repository) -> None:
-    data = np.frombuffer(value(5, 4000), np.uint8)
-    with repo.transaction("two") as store:
-        for name in ("secret", "open"):
-            zarr.create_array(store, name=name, data=data, chunks=(1000,), attributes={"who": f"Jane {name}"})
-    with repo.transaction("more") as store:
-        zarr.open_array(store, path="secret")[0] = 1
-    repo.erase("secret")
-    old = repo.snapshot(at=0)
-    with pytest.raises(txstore.ErasedError):
-        zarr.open_array(old, path="secret", mode="r")
-    group = zarr.open_group(old, mode="r")
-    assert [name for name, _ in group.members()] == ["open"]
-    assert np.array_equal(group["open"][:], data)
-    assert b"Jane secret" not in b"".join(content for _, content in files_of(repo.url))
 
 
 def test_bad_paths(repo: txstore.Repository) -> None:
@@ -295,27 +277,6 @@ def test_who_reads_what_has_it_no_more_reads_on(repo: txstore.Repository) -> Non
     assert repo.verify().ok
 
 
-def test_transactions_are_waited_for(repo: txstore.Repository) -> None:
-    fill(repo)
-    open_one = repo.begin("not done")
-    open_one["n/0"] = b"0"
-    with pytest.raises(txstore.ErasureTimeoutError, match="or writes on it"):
-        repo.erase("s", timeout=0)
-    open_one.rollback()
-    del open_one
-    with repo.transaction(name="nightly") as store:
-        store["s/c/9"] = SECRETS["short"] * 100
-    gc.collect()
-    with pytest.raises(txstore.ErasureTimeoutError, match="the transaction 'nightly', begun by"):
-        repo.erase("s", timeout=0)
-    assert repo.erasures() == []
-    del store
-    existing(repo, "nightly").rollback()
-    gc.collect()
-    repo.erase("s", timeout=0)
-    assert leaks(files_of(repo.url)) == []
-
-
 def test_a_deleted_branch_has_nothing_left(repo: txstore.Repository) -> None:
     fill(repo)
     reader = repo.mapping(branch="dev")
@@ -352,25 +313,6 @@ def test_damage_is_repaired_first(repo: txstore.Repository) -> None:
     assert repo.erasures() == []
     path.write_bytes(content)
     repo.erase("s")
-
-
-def test_who_has_opened_the_old_files_has_it_no_more(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Who reads newer commits is not waited for, and where there are no pins, nobody is: both have the old files."""
-    fill(repo)
-    other = txstore.Repository(repo.url)
-    monkeypatch.setattr(erasing._Erasing, "_holders", lambda self: iter(()))
-    mapping, head = other.mapping(at=0), other.mapping()
-    view = mapping.get_view("s/t/c/0")
-    assert (bytes(view), mapping["k/c/0"]) == (SECRETS["s/t/c/0"], KEPT["k/c/0"])
-    assert head["s/c/0"] == SECRETS["s/c/0 again"]
-    repo.erase("s")
-    assert not any(view)
-    for each in (mapping, head, other.mapping(at=1)):
-        assert each["k/c/0"] == KEPT["k/c/0"]
-        for key in ("s/c/0", "s/c/1"):
-            with pytest.raises(txstore.ErasedError, match="by"):
-                each[key]
-    assert not leaks(files_of(repo.url))
 
 
 def test_a_file_with_another_name_is_left_alone(repo: txstore.Repository, tmp_path: Path) -> None:

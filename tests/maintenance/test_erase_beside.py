@@ -19,8 +19,6 @@ from txstore import Repository
 from txstore.format import records
 from txstore.maintenance import erase as erasing
 from txstore.maintenance import scrub as scrubbing
-from txstore.storage.local import LocalStorage
-from txstore.transactions.participants.reclaim import reclaim_staging
 
 SECRET = random.Random(5).randbytes(2000)
 
@@ -51,12 +49,6 @@ def there(function: Callable[..., object], repo: Repository) -> None:
         worker.result()
 
 
-def delete_branch(url: str) -> None:
-    repo = txstore.Repository(url)
-    del repo.branches["dev"]
-    repo.vacuum()
-
-
 @pytest.mark.parametrize("is_late", [False, True])
 def test_what_a_vacuum_deletes_does_not_come_back(filled, monkeypatch, is_late):
     """Before a file is written anew, or just before it gets its name: this erasure's own vacuum finds that one."""
@@ -81,24 +73,6 @@ def test_what_a_vacuum_deletes_does_not_come_back(filled, monkeypatch, is_late):
     assert not any(map(os.path.exists, deleted))
     assert leaks(filled) == []
     assert filled.erasures()[0].finished is not None
-
-
-@pytest.mark.parametrize("method", ["_first_without", "_delete_from"])
-def test_a_branch_that_is_deleted_meanwhile(filled: Repository, monkeypatch: pytest.MonkeyPatch, method: str) -> None:
-    original, done = getattr(erasing._Erasing, method), list[str]()
-    dev = branch_id(filled, "dev")
-
-    def overtaken(self: Any, branch: str, *arguments: Any) -> Any:
-        if branch == dev and not done:
-            done.append(branch)
-            there(delete_branch, filled)
-        return original(self, branch, *arguments)
-
-    monkeypatch.setattr(erasing._Erasing, method, overtaken)
-    filled.erase("s")
-    assert done
-    assert leaks(filled) == []
-    assert list(filled.branches) == ["main"]
 
 
 def test_what_was_committed_while_it_was_waited_for(filled: Repository, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -132,19 +106,6 @@ def test_an_erasure_begins_though_a_reader_of_the_newest_commit_is_always_there(
     filled.erase("s", timeout=None)
     assert looks
     assert leaks(filled) == []
-
-
-def test_no_vacuum_deletes_a_record_that_is_about_to_be_written(filled, monkeypatch):
-    replace = LocalStorage.replace
-
-    def swept(storage: LocalStorage, source: str, target: str) -> None:
-        reclaim_staging(txstore.Repository(filled.url).engine.commits)
-        replace(storage, source, target)
-
-    monkeypatch.setattr(LocalStorage, "replace", swept)
-    filled.erase("s")
-    filled.branches.rename("dev", "Dev")
-    assert filled.erasures()[0].finished is not None
 
 
 def upkeep(url: str, kind: str, stop: str) -> None:

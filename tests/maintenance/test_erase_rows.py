@@ -21,7 +21,6 @@ from tests.maintenance.erased_rows import Contents, array_of, check, contents, f
 from tests.tools.faults import Killed, watch
 from txstore.labels.choosing import Choice
 from txstore.maintenance import erase as erasing
-from txstore.segments.runs import Runs
 
 DRAWN = random.Random(3)
 
@@ -75,10 +74,10 @@ class Study:
         return row
 
     def data(self, labels: list[int]) -> np.ndarray[Any, Any]:
-        shape = (len(labels), 3) if not hasattr(self, "_second") else (3, len(labels))
+        shape = (len(labels), 3) if not hasattr(self, "second") else (3, len(labels))
         found = secret(3 * len(labels)).reshape(shape)
-        self.noted(found[1] if not hasattr(self, "_second") else found[:, 1])
-        self._second = True
+        self.noted(found[1] if not hasattr(self, "second") else found[:, 1])
+        self.second = True
         return found
 
     def where(self, before: Contents) -> Callable[[str, int, str], Any]:
@@ -210,14 +209,6 @@ def test_dates(repo: txstore.Repository, chosen: Any, expected: Any) -> None:
     for at, was in enumerate(before):
         gone = was.time.isin(was.sel(time=expected).time)
         np.testing.assert_array_equal(read(at), was.where(~gone))  # NaN: the `_FillValue` that xarray has written
-
-
-def test_labels_that_descend(repo: txstore.Repository) -> None:
-    with repo.transaction() as store:
-        array_of(store, "lat", np.array([90.0, 45, 0, -45]), ["lat"], (4,))
-        array_of(store, "v", np.arange(1, 5), ["lat"], (2,))
-    repo.erase("v", {"lat": slice(50, 0)})
-    assert list(zarr.open_array(repo.snapshot(at=0), path="v", mode="r")[:]) == [1, 0, 0, 4]
 
 
 def test_labels_that_descend_in_some_commits_only(repo: txstore.Repository) -> None:
@@ -630,18 +621,6 @@ def _labelled(before: Contents, labels: list[int]) -> Callable[[str, int, str], 
     return lambda branch, version, path: np.isin(before[branch, version, "p"], labels) if path == "v" else None
 
 
-def test_who_has_opened_the_old_files_reads_on(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
-    study = Study(repo)
-    before = contents(repo)
-    other = txstore.Repository(repo.url)
-    monkeypatch.setattr(erasing._Erasing, "_holders", lambda self: iter(()))
-    old = other.snapshot(at=0)
-    assert zarr.open_array(old, path="v", mode="r")[2, 0] == before["main", 0, "v"][2, 0]
-    repo.erase("", {"patient": 20})
-    found = zarr.open_array(old, path="v", mode="r")[...]
-    check({("main", 0, "v"): before["main", 0, "v"]}, {("main", 0, "v"): found}, study.where(before), lambda _: 0)
-
-
 # --- interrupted
 
 
@@ -712,83 +691,6 @@ def test_a_declared_fill_value_counts_if_the_array_can_hold_it(
     found = zarr.open_array(repo.snapshot(at=0), path="v", mode="r")[:]
     np.testing.assert_array_equal(found[1], expected)
     assert not {found[0], found[2]} & {found[1]}
-
-
-def test_a_restore_refers_to_what_has_replaced_a_value_since_it_was_read() -> None:
-    """On an object store nobody waits for readers, and a snapshot that is open has the refs from before."""
-    options: dict[str, Any] = {"single_writer": True}
-    url = f"memory://{uuid.uuid4().hex}/data.tx"
-    repo = txstore.Repository(url, **options)
-    values = np.frombuffer(random.Random(1).randbytes(96), np.uint64).reshape(6, 2)
-    with repo.transaction("first") as store:
-        array_of(store, "p", np.arange(6), ["p"], (16,))
-        for path in ("u", "v"):
-            array_of(store, path, values, ["p", "x"], (3, 2))
-    repo.optimize()
-    for path, labels in (("", [1, 2]), ("v", [5]), ("u", [5])):
-        txstore.Repository(url, **options).erase(path, {"p": labels})
-    with repo.transaction("back") as store:
-        store.restore("v", at=1)
-    for number in range(2):
-        with repo.transaction("more") as store:
-            zarr.open_array(store, path="u")[0] = number
-    repo.optimize()
-    expected = np.where(np.isin(np.arange(6), [1, 2, 5])[:, None], 0, values)
-    again = txstore.Repository(url, **options)
-    np.testing.assert_array_equal(zarr.open_array(again.snapshot(), path="v", mode="r")[...], expected)
-    assert again.verify().faults == []
-
-
-@pytest.mark.filterwarnings("ignore::txstore.CommitWaitWarning")
-def test_a_reader_of_what_came_back_after_the_first_look_is_waited_for(
-    repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    with repo.transaction() as store:
-        array_of(store, "p", np.arange(4), ["p"], (4,))
-        array_of(store, "v", secret(4), ["p"], (4,))
-    with repo.transaction("overwritten") as store:
-        zarr.open_array(store, path="v")[2] = 0
-    del store
-    gc.collect()
-    new_record, readers = erasing._Erasing._new_record, list[txstore.TxStore]()
-
-    def late(self: Any) -> Any:
-        if not readers:
-            with repo.transaction("back") as store:
-                store.restore("v", at=0)
-            readers.append(repo.snapshot())
-        return new_record(self)
-
-    monkeypatch.setattr(erasing._Erasing, "_new_record", late)
-    with pytest.raises(txstore.ErasureTimeoutError, match="reads main@2"):
-        repo.erase("v", {"p": 2}, timeout=1)
-    readers[0] = repo.snapshot()
-    gc.collect()
-    assert repo.erase("v", {"p": 2}).commit is not None
-
-
-def test_a_reader_that_is_overtaken_twice_reads_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Another erasure replaces what the first one has replaced a value by, just as a reader has found that."""
-    options: dict[str, Any] = {"single_writer": True}
-    url = f"memory://{uuid.uuid4().hex}/data.tx"
-    repo = txstore.Repository(url, **options)
-    values = np.arange(1, 7)
-    with repo.transaction("first") as store:
-        array_of(store, "p", np.arange(6), ["p"], (16,))
-        array_of(store, "v", values, ["p"], (6,))
-    old = repo.mapping(at=0)
-    assert old.lookup("v/c/0") is not None  # the run is open
-    txstore.Repository(url, **options).erase("v", {"p": 2})
-    look, left = Runs.replacement, [4]
-
-    def overtaken(self: Runs, key: bytes) -> Any:
-        found = look(self, key)
-        while left:
-            txstore.Repository(url, **options).erase("v", {"p": left.pop()})
-        return found
-
-    monkeypatch.setattr(Runs, "replacement", overtaken)
-    assert np.frombuffer(old["v/c/0"], values.dtype).tolist() == [1, 2, 0, 4, 0, 6]
 
 
 def test_a_branch_at_an_older_commit_is_given_nothing_of_older_maps(repo: txstore.Repository) -> None:

@@ -174,20 +174,6 @@ def test_on_a_branch_whose_head_had_nothing_to_erase(in_objects: txstore.Reposit
     assert leaks(in_objects) == []
 
 
-def test_of_other_arrays_a_transaction_commits(in_objects: txstore.Repository) -> None:
-    store = again(in_objects).transaction("open")
-    array(store, "other")[3] = 30
-    in_objects.erase("v", {"p": 12})
-    assert store.commit() is not None
-    assert array(again(in_objects).snapshot(), "other")[3] == 30
-    later = again(in_objects).transaction("later")
-    write_beside(later)
-    array(store, "other")[4] = 40
-    assert store.commit() is not None
-    assert later.commit() is not None
-    assert leaks(in_objects) == []
-
-
 def test_one_that_is_published_while_the_erasure_writes_its_record(in_objects, monkeypatch):
     """It has looked for records, and found none: what it brings is erased with the rest."""
     store, write, made = again(in_objects).transaction("open"), erasing.write_record, list[Any]()
@@ -381,17 +367,6 @@ def test_who_reads_anew_is_given_nothing_of_a_cache(somewhere: txstore.Repositor
             found = zarr.open_array(repo.snapshot(at=0), path="v", mode="r")
             assert not found[2].any()
             np.testing.assert_array_equal(found[3], ROWS[3])
-
-
-def test_another_cache_directory_is_emptied_before_values_are_written_again(in_objects, tmp_path):
-    """Until then it is not known to the erasure: docs/how-to/erase.md says to delete it."""
-    caching = txstore.Repository(in_objects.url, cache_dir=tmp_path / "cache")
-    zarr.open_array(caching.snapshot(at=0), path="v", mode="r")[:]
-    in_objects.erase("v")
-    assert any(ROWS[2].tobytes()[:32] in content for _, content in files_of(tmp_path / "cache"))
-    caching.optimize()
-    assert not any(ROWS[2].tobytes()[:32] in content for _, content in files_of(tmp_path / "cache"))
-    assert leaks(in_objects) == []
 
 
 # --- what waits to be published

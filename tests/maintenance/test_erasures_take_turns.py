@@ -17,7 +17,6 @@ import txstore
 from tests.maintenance.erased_rows import Contents, array_of, check, contents, leaks
 from tests.tools.faults import Hook, watch
 from txstore.format import names
-from txstore.maintenance import erase as erasing
 
 LABELS = np.arange(10, 18)
 #: Of each array a row of values for each label: no other bytes are like these.
@@ -143,38 +142,6 @@ def test_its_rows_were_overwritten_and_their_commits_have_expired(filled: txstor
 
 
 @pytest.mark.parametrize("rows", [[{"p": 11}], []], ids=["rows", "whole"])
-@pytest.mark.parametrize("when", ["vacuum", "_scrub"])
-def test_another_array_is_copied_there_meanwhile(
-    filled: txstore.Repository, monkeypatch: pytest.MonkeyPatch, when: str, rows: list[Any]
-) -> None:
-    """By reference: what the copy has is not erased from the other one unasked."""
-    where = erasing if when == "vacuum" else erasing._Erasing
-    with filled.transaction("gone") as store:
-        del zarr.open_group(store)["v"]
-    del store
-    gc.collect()
-    copying, other, real = contextlib.ExitStack(), txstore.Repository(filled.url), getattr(where, when)
-    copying.enter_context(other.transaction("copy")).copy("w", "v")
-
-    def beside(*args: Any, **options: Any) -> Any:
-        monkeypatch.undo()
-        copying.close()
-        gc.collect()
-        return real(*args, **options)
-
-    before = {place: data for place, data in contents(filled).items() if place[2] != "v"}
-    monkeypatch.setattr(where, when, beside)
-    with pytest.raises(txstore.ErasureError, match=r"same values.*: 'w'"):
-        filled.erase("v", *rows)
-    check(before, contents(txstore.Repository(filled.url)), lambda *_: None, lambda _: 0)
-    gc.collect()
-    filled.erase("v", "w", *rows)
-    assert leaks(filled.url, *secrets("v", [11]), *secrets("w", [11])) == []
-    assert filled.verify().faults == []
-    assert all(each.finished is not None for each in filled.erasures())
-
-
-@pytest.mark.parametrize("rows", [[{"p": 11}], []], ids=["rows", "whole"])
 @pytest.mark.parametrize("how", ["copy", "move"])
 def test_nothing_is_copied_to_what_is_being_erased(filled: txstore.Repository, how: str, rows: list[Any]) -> None:
     interrupt(filled, "replace_blanked", at("", 0, interrupted), lambda repo: repo.erase("w", *rows))
@@ -187,26 +154,6 @@ def test_nothing_is_copied_to_what_is_being_erased(filled: txstore.Repository, h
     filled.erase("w", *rows)
     with filled.transaction() as store:
         getattr(store, how)("v", "w")
-
-
-def test_a_vacuum_comes_when_it_has_looked_for_rows(
-    filled: txstore.Repository, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    del filled.branches["dev"]
-    with filled.transaction("last") as store:
-        zarr.open_array(store, path="v")[:] = 5
-    del store
-    gc.collect()
-    filled.optimize()
-    real = erasing.Erasing.erase
-
-    def erase(*args: Any) -> Any:
-        filled.vacuum(keep=1)
-        return real(*args)
-
-    monkeypatch.setattr(erasing.Erasing, "erase", erase)
-    txstore.Repository(filled.url).erase("", {"p": 11})
-    assert leaks(filled.url, *secrets("v", [11]), *secrets("w", [11])) == []
 
 
 @pytest.mark.parametrize("expires", [False, True])
@@ -244,19 +191,6 @@ def test_an_array_of_which_nothing_was_erased_yet_is_not_finished_by_another(
     assert (filled.erase("v").commit is None) == expires
     assert leaks(filled.url, *secrets("v", LABELS.tolist())) == []
     assert filled.verify().faults == []
-
-
-def test_one_of_the_arrays_was_erased_as_a_whole_since(filled: txstore.Repository) -> None:
-    """The interrupted call can't be repeated then: one of its arrays is gone. It is repeated for the other."""
-    interrupt(filled, "replace", at(names.ERASED, 1, interrupted), lambda repo: repo.erase("v", "w", {"p": 11}))
-    before = {place: data for place, data in contents(filled).items() if place[2] != "w"}
-    filled.erase("w")
-    [fault] = filled.verify().faults
-    assert "the erasure of 'v' by" in fault.reason
-    with pytest.raises(txstore.NodeNotFoundError):
-        filled.erase("v", "w", {"p": 11})
-    filled.erase("v", {"p": 11})
-    check_erased(filled, before, v=[11])
 
 
 def test_a_reader_of_what_was_interrupted_is_waited_for(filled: txstore.Repository) -> None:
@@ -322,17 +256,3 @@ def test_all_branches_are_asked_before_the_first_is_changed(filled: txstore.Repo
 
 
 # --- after an array was erased as a whole
-
-
-def test_an_array_that_was_erased_and_made_anew(filled: txstore.Repository) -> None:
-    """On another branch, all commits with its path have erased values alone."""
-    filled.erase("v")
-    with filled.transaction("anew") as store:
-        array_of(store, "v", VALUES["v"], ["p"], (4,))
-    del store
-    gc.collect()
-    filled.erase("v", {"p": 11})
-    found = zarr.open_array(filled.snapshot(), path="v", mode="r")[:]
-    np.testing.assert_array_equal(found, np.where(LABELS == 11, 0, VALUES["v"]))
-    with pytest.raises(txstore.ErasedError):
-        filled.mapping(branch="dev", at=2)["v/c/0"]

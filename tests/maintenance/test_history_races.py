@@ -17,8 +17,6 @@ from tests.history.test_branches import commit, on
 from tests.maintenance import test_vacuum
 from tests.maintenance.test_vacuum import Steps, no_lock, no_pins
 from txstore.errors import CommitNotFoundError, CorruptionError, NoCommonAncestorError, SnapshotExpiredError
-from txstore.history.new_commit import NewCommit
-from txstore.history.staged_packs import recorded
 
 pytestmark = pytest.mark.long
 
@@ -221,24 +219,3 @@ def test_given_up_between_staging_and_commit(steps: Steps, pins: None) -> None:
     assert other.verify().faults == []
     other.vacuum(keep=1)
     assert other.verify().faults == []
-
-
-def test_what_holds_the_sources_is_gone_afterwards(steps: Steps, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Whatever becomes of the commit; of a process that has died, the next vacuum deletes it."""
-    repo = steps.repo
-    held = []
-    real = NewCommit.in_turn
-
-    def in_turn(self: NewCommit, *arguments: object, **named: object) -> object:
-        held.append([record.branch for record in recorded(repo.engine.storage)])
-        if len(held) == 2:
-            raise OSError(5, "Input/output error")
-        return real(self, *arguments, **named)  # type: ignore[arg-type]
-
-    monkeypatch.setattr(NewCommit, "in_turn", in_turn)
-    copy(repo)
-    with pytest.raises(OSError, match="Input/output"):
-        merge(repo)
-    monkeypatch.undo()
-    assert held == [["main"], [repo.engine.branch("dev")]]
-    assert list(recorded(repo.engine.storage)) == []

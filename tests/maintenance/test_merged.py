@@ -68,40 +68,6 @@ def test_nothing_is_wrong_or_left_over(repo: txstore.Repository) -> None:
     assert history(repo) == there
 
 
-def test_what_is_optimized_and_vacuumed_reads_as_before(repo: txstore.Repository) -> None:
-    there = contents(repo)
-    for name in repo.branches:
-        repo.optimize(branch=name)
-        repo.vacuum(keep=1, branch=name)
-        assert contents(repo) == there
-        assert repo.verify().faults == []
-    repo.merge("dev")
-    repo.optimize()
-    repo.vacuum(keep=1)
-    assert zarr.open_array(repo.snapshot(), path="moved", mode="r")[7] == 5000
-    assert repo.usage().orphan == 0
-    del repo.branches["dev"]
-    there = contents(repo)
-    repo.vacuum()
-    assert contents(repo) == there
-    assert repo.verify().faults == []
-
-
-def test_a_backup_has_it_all(repo: txstore.Repository, tmp_path: Path) -> None:
-    repo.backup(tmp_path / "copy.tx")
-    copy = txstore.Repository(tmp_path / "copy.tx")
-    assert history(copy) == history(repo)
-    write(repo, "dev", "g/x", 1, 7)
-    repo.merge("dev")
-    repo.backup(tmp_path / "copy.tx")  # what is new
-    assert history(copy) == history(repo)
-    assert copy.verify().faults == []
-    other = txstore.Repository(shutil.copytree(copy.url, tmp_path / "other.tx"))
-    write(other, "dev", "g/x", 2, 8)
-    other.merge("dev")
-    assert zarr.open_array(other.snapshot(), path="g/x", mode="r")[:3].tolist() == [1000, 7, 8]
-
-
 def test_what_is_exported_and_published(repo: txstore.Repository, tmp_path: Path) -> None:
     repo.publish(tmp_path / "published.zarr")
     repo.merge("dev")

@@ -82,48 +82,10 @@ def test_content_seqs_history_and_views_are_the_same(open_repo):
     assert content(txstore.Repository(repo.url)) == model
 
 
-def test_a_transaction_that_is_open_across_it(repo):
-    put(repo, {"a": b"1", "b": b"1", "p/x": b"1"})
-    mine, conflicting, below = repo.begin(), repo.begin(), repo.begin()
-    mine["a"] = b"2"
-    conflicting["b"] = b"mine"
-    below["p/x"] = b"mine"
-    put(repo, {"b": b"theirs", "p/": None})
-    for _ in range(2):
-        repo.optimize()
-        for each in (conflicting, below):
-            with pytest.raises(txstore.ConflictError):
-                each.commit()
-    assert mine.commit().version == repo.head().version
-    assert content(repo) == {"a": b"2", "b": b"theirs"}
-    for each in (conflicting, below):
-        each.rollback()
-
-
-def test_large_packs_are_left_alone(open_repo, monkeypatch):
-    repo = open_repo(durability="none")
-    monkeypatch.setattr(optimize, "SMALL_PACK", 10_000)
-    put(repo, {f"large/{i}": bytes([i]) * 5_000 for i in range(4)})
-    rewrite(repo, 10)
-    repo.optimize()
-    uses = optimize.uses_of(repo.mapping())
-    assert sorted(name.version for name, use in uses.items() if name.branch is not None and use.values) == [0]
-    repo.vacuum(keep=1)
-    assert "commits/main/0000000000" in tree(repo)  # it holds values, and is no commit any more
-    assert len(content(repo)) == 14
-
-    # Until most of it is out of date.
-    put(repo, {f"large/{i}": b"" for i in range(3)})
-    repo.optimize()
-    repo.vacuum(keep=1)
-    assert "commits/main/0000000000" not in tree(repo)
-    assert len(content(repo)) == 14
-
-
 def test_new_packs_end_at_a_length(open_repo, monkeypatch):
     repo = open_repo(durability="none")
-    monkeypatch.setattr(optimize, "PACK_LENGTH", 10_000)
-    monkeypatch.setattr(optimize, "SMALL_PACK", 9_000)
+    for name, length in {"PACK_LENGTH": 10_000, "SMALL_PACK": 9_000}.items():
+        monkeypatch.setattr(optimize, name, length)
     model = {f"a/{i:02}": bytes([i]) * 1_500 for i in range(40)}
     for key, value in model.items():
         put(repo, {key: value})
@@ -166,50 +128,8 @@ def test_tombstones_are_forgotten_only_below_the_oldest_kept(repo):
     repo.vacuum(keep=1)
     put(repo, {"y": b"2"})
     repo.optimize()
-    (run,) = repo.mapping().runs._runs
+    (run,) = repo.mapping().run_names
     assert run.entries == 2
-    assert run.prefixes == []
-
-
-def test_it_gets_on_beside_those_who_rewrite_everything(open_repo, monkeypatch):
-    """After each of their commits all runs are new: what was copied is looked for where it is now."""
-    repo, other = open_repo(durability="none"), open_repo(durability="none")
-    model = rewrite(repo, 20)
-    overtaken = []
-    publish = optimize.NewCommit.publish
-
-    def overtake(self, *args):
-        if self.message == "optimize":
-            model.update(rewrite(other, 3, keys=5, each=5, size=200 + 8 * len(overtaken)))
-            overtaken.append(None)
-        return publish(self, *args)
-
-    monkeypatch.setattr(optimize.NewCommit, "publish", overtake)
-    assert repo.optimize() is not None
-    assert 1 <= len(overtaken) <= 3
-    assert content(repo) == model
-    uses = optimize.uses_of(repo.mapping())
-    (pack,) = [name for name in uses if name.branch is None]
-    assert uses[pack].values == 5  # those that were not written again
-    assert len(repo.mapping().run_names) == 1
-
-
-def test_it_gives_up_where_that_would_take_long(open_repo, monkeypatch):
-    repo, other = open_repo(durability="none"), open_repo(durability="none")
-    model = rewrite(repo, 20)
-    monkeypatch.setattr(optimize, "MERGED_UNDER_LOCK", 4)
-    publish = optimize.NewCommit.publish
-
-    def overtake(self, *args):
-        if self.message == "optimize":
-            model.update(rewrite(other, 2, each=10))
-        return publish(self, *args)
-
-    monkeypatch.setattr(optimize.NewCommit, "publish", overtake)
-    assert repo.optimize() is None
-    assert content(repo) == model
-    assert packs(repo) == []
-    assert staged(repo) == []
 
 
 def test_damage_is_not_copied(open_repo, tmp_path):
@@ -222,36 +142,6 @@ def test_damage_is_not_copied(open_repo, tmp_path):
         repo.optimize()
     assert packs(repo) == []
     assert staged(repo) == []
-
-
-def test_what_is_named_is_durable_first(repo):
-    """I1: the packs, their names, then the commit that refers to them."""
-    rewrite(repo, 4)
-    watched = watch(repo)
-    repo.optimize()
-    steps = watched.named("sync_file", "sync_directory", "link", "rename_noreplace", "file.sync")
-    (renamed,) = [i for i, step in enumerate(steps) if step[0] == "rename_noreplace"]
-    before = steps[:renamed]
-    (linked,) = [i for i, step in enumerate(before) if step[0] == "link"]
-    assert any(step[0] == "sync_file" for step in before[:linked])
-    after_link = [step[1] for step in before[linked:] if step[0] == "sync_directory"]
-    assert "packs" in after_link
-    assert any(directory.startswith("packs/") for directory in after_link)
-    assert "file.sync" in [step[0] for step in before[linked:]]
-    assert ("sync_directory", "commits/main") in steps[renamed:]
-
-
-def test_packs_of_commits_that_were_not_synced(open_repo):
-    """A durable commit on top of those of `durability="none"` syncs their packs, too."""
-    repo, durable = open_repo(durability="none"), open_repo()
-    rewrite(repo, 4)
-    repo.optimize()
-    (pack,) = packs(repo)
-    watched = watch(durable)
-    put(durable, {"z": b"1"})
-    synced = [call[1] for call in watched.named("sync_file", "sync_directory")]
-    assert {pack, pack.rpartition("/")[0], "packs"} <= set(synced)
-    assert synced.index(pack) < synced.index("commits/main")
 
 
 @pytest.mark.parametrize("failing", ["create", "link", "sync_file", "sync_directory", "rename_noreplace", "file.write"])

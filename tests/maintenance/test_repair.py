@@ -98,14 +98,6 @@ def test_every_run_is_rebuilt_byte_for_byte(written, path):
     assert contents_of(path) == written[1]
 
 
-def test_all_runs_at_once(written, path):
-    before = tree(path)
-    for version, offset, length in runs_of(path):
-        overwrite(commit_file(path, version), offset, b"\xff" * length)
-    assert repaired(path).ok
-    assert {name: content for name, content in tree(path).items() if not name.startswith("quarantine")} == before
-
-
 def test_a_fault_tells_the_commits_that_it_touches(path):
     ids = [commit.id for commit in txstore.Repository(path).log()][::-1]
     file = commit_file(path, 0)
@@ -128,18 +120,6 @@ def test_at_most_ten_commits_are_told(tmp_path):
     (fault,) = repo.verify().faults
     assert (len(fault.commits), fault.commit_count) == (10, 30)
     assert "20 more" in str(fault)
-
-
-def test_a_damaged_value_stays_an_error(written, path):
-    file = commit_file(path, 0)
-    overwrite(file, file.read_bytes().index(b"oneone"), b"ONE")
-    report = repaired(path)
-    assert [(fault.part, fault.key) for fault in report.faults] == [("value", "a/c/1")]
-    assert report.repairs == []
-    snapshot = txstore.Repository(path).mapping()
-    assert "a/c/1" in list(snapshot)
-    with pytest.raises(txstore.CorruptionError):
-        snapshot["a/c/1"]
 
 
 def test_a_run_and_a_value_of_one_pack(path):
@@ -183,16 +163,6 @@ def test_parts_of_packs(written, path, how):
     overwrite(file, stored.header.sections[0].offset, bytes(stored.header.sections[0].length))
     assert repaired(path).ok  # the frames that were restored are good for a run
     assert contents_of(path) == written[1]
-
-
-def test_the_head_of_a_data_pack(written, path):
-    files = list((path / "packs").rglob("*/*"))
-    assert len(files) == 2  # a compaction output is one, too
-    for file in files:
-        before = file.read_bytes()
-        overwrite(file, 0, bytes(64))
-        assert repaired(path).ok
-        assert file.read_bytes() == before
 
 
 def _header_of(path: Path) -> tuple[int, int]:

@@ -8,7 +8,6 @@ import pytest
 import txstore
 from tests.tools.inside import staged
 from tests.tools.upkeep import bytes_of_head, content, oldest_kept_of, put, rewrite, tree
-from txstore.maintenance import vacuum as retention
 from txstore.maintenance.vacuum import STEP
 from txstore.storage.local import LocalStorage
 
@@ -69,54 +68,23 @@ def test_a_session_that_goes_on(open_repo):
     assert len(files(repo)) < 2 * STEP
 
 
-@pytest.mark.long
-def test_it_waits_until_it_is_worth_it(open_repo, monkeypatch):
-    """A fold looks at every key: with many keys, it comes after many commits, or much that was written."""
-    folds = []
-    real = retention.optimize
-    monkeypatch.setattr(retention, "optimize", lambda *args, **kw: (folds.append(1), real(*args, **kw))[1])
-    repo = open_repo(durability="none", retention=1)
-    put(repo, {f"large/{i}": b"" for i in range(20_000)})
-    put(repo, {"a": b""})
-    open_repo(durability="none").vacuum(keep=1)
-    for number in range(3 * STEP):
-        put(repo, {"a": b"%d" % number})
-    assert not folds, "20,000 keys are looked at every 312 commits"
-    for number in range(3 * STEP):
-        put(repo, {"a": b"-%d" % number})
-    assert len(folds) == 1
-    # Or where as much was written as a quarter of the keys.
-    for number in range(STEP + 1):
-        put(repo, {f"large/{i}": b"%d" % number for i in range(100)})
-    assert len(folds) == 2
-
-
 def test_a_fold_that_fails_fails_no_commit(open_repo, monkeypatch):
     repo = open_repo(durability="none", retention=1)
 
     def fail(*_):
         raise OSError(28, "No space left on device")
 
-    link = LocalStorage.link
-    monkeypatch.setattr(LocalStorage, "link", fail)  # into packs/
-    with pytest.warns(RuntimeWarning, match="were not folded"):
-        model = rewrite(repo, STEP + 5)
-    assert content(repo) == model
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        model |= rewrite(repo, STEP + 5, size=200)
-    assert content(repo) == model
-    assert oldest_kept_of(repo) == 0
-    monkeypatch.setattr(LocalStorage, "link", link)
+    with monkeypatch.context() as patch:
+        patch.setattr(LocalStorage, "link", fail)  # into packs/
+        with pytest.warns(RuntimeWarning, match="were not folded"):
+            model = rewrite(repo, STEP + 5)
+        assert content(repo) == model
+        with warnings.catch_warnings():
+            warnings.simplefilter("error")
+            model |= rewrite(repo, STEP + 5, size=200)
+        assert content(repo) == model
+        assert oldest_kept_of(repo) == 0
     model |= rewrite(repo, STEP + 5, size=300)
     assert content(repo) == model
     assert oldest_kept_of(repo) > 0
     assert staged(repo) == []
-
-
-def test_it_goes_with_a_store_that_is_sent(open_repo):
-    import pickle
-
-    repo = open_repo(durability="none", retention=7)
-    put(repo, {"a": b"1"})
-    assert pickle.loads(pickle.dumps(repo.snapshot()))._engine.retention == 7

@@ -99,14 +99,6 @@ def test_what_other_commits_have_is_history_until_they_are_given_up(repo, size):
     assert repo.usage().overwritten == 0
 
 
-def test_overwritten_by_the_processes_of_one_transaction(repo):
-    store = repo.transaction(name="run")
-    for number in range(10):
-        store.mapping["key"] = b"%09d" % number * 10_000
-    store.commit()
-    assert 9 * 80_000 < repo.usage().overwritten < 9 * 100_000
-
-
 def test_arrays_of_both_formats_in_nested_groups(repo):
     with repo.transaction() as store:
         root = zarr.create_group(store, zarr_format=3)
@@ -147,24 +139,3 @@ def test_a_vacuum_does_not_delete_what_is_being_counted(open_repo):
 
     watched.before["map"] = vacuum_now
     assert repo.usage().orphan == 0
-
-
-def test_a_commit_of_several_processes_is_being_made(open_repo):
-    """Its packs have two names for a moment: below `.staging/`, where they are counted, and in `packs/`."""
-    repo, other = open_repo(durability="none"), open_repo(durability="none")
-    rewrite(repo, 3)
-    with repo.transaction(name="run") as store:
-        store.mapping["mine"] = bytes(1_000)
-    watched = watch(repo)
-    seen = []
-
-    def look(*_):
-        usage = other.usage()
-        assert usage.orphan == 0
-        seen.append(usage.staged)
-
-    for step in ("link", "lock", "write_head_cache", "rename_noreplace", "write_in_place", "delete"):
-        watched.before[step] = look
-    repo.transaction(name="run").commit()
-    assert max(seen) > 1_000
-    assert other.usage().staged == 0

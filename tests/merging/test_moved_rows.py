@@ -14,7 +14,7 @@ from tests.views import images
 from txstore.format.row_moves import ATTRIBUTE, MOVED, kept, moves_of, rows_have_moved, with_moves
 
 SHAPE = (13, 9)
-put, values = partial(images.put, path="x"), partial(images.value, path="x")
+put = partial(images.put, path="x")
 Change = Callable[[txstore.TxStore], Any]
 CONFLICTS = (txstore.ConflictError, txstore.MergeConflictError)
 
@@ -61,14 +61,6 @@ def prepend(*labels: int, value: float | None = None) -> Change:
     if value is not None:
         ds["v"][:] = value
     return lambda store: txstore.prepend(ds, store, dim="time")
-
-
-def roll(keep: int) -> Change:
-    return lambda store: txstore.roll(store, "time", keep=keep)
-
-
-def shift(offset: int) -> Change:
-    return lambda store: store.shift("v", {0: offset})
 
 
 def correct(label: int, value: float) -> Change:

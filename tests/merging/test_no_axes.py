@@ -10,6 +10,7 @@ import zarr
 import txstore
 from tests.merging.test_repository import commit
 from tests.merging.test_three_way import Step, root
+from tests.tools.inside import html
 
 
 def create(zarr_format: int) -> Step:
@@ -49,7 +50,7 @@ def test_a_conflict_says_what_the_sides_have(repo: txstore.Repository) -> None:
     ]  # fmt: skip
     assert repr(conflict) == "<Conflict elements: 'n' [()]>"
     assert str(conflict).startswith("'n'[()]: ")
-    assert "[()]" in conflict._repr_html_()
+    assert "[()]" in html(conflict)
     assert conflict.as_dict()["region"] == []
     assert value(repo) == 3
 

@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import threading
 from typing import Any
 
 import zarr
@@ -126,41 +125,3 @@ def test_head_of_the_stream(repo: txstore.Repository) -> None:
     answer: Answer = ask(application(repo), "/api/events", method="HEAD")
     assert (answer.status, answer.body) == (200, b"")
     assert answer.headers["content-security-policy"] == "default-src 'none'; sandbox"
-
-
-async def test_a_page_that_begins_to_listen_while_a_commit_is_told_misses_none(served, repo, monkeypatch):
-    """The heads were found for it before the commit, and the others were told of that before it listened."""
-    events = served._application._events
-    other_listens, found, told_to_others = threading.Event(), threading.Event(), threading.Event()
-    looking = threading.local()
-    find, new = events._find, events._new
-
-    def found_late() -> Any:
-        heads = find()
-        if other_listens.is_set() and not getattr(looking, "is_under_way", False):
-            found.set()
-            assert told_to_others.wait(20)
-        return heads
-
-    def looked() -> Any:
-        looking.is_under_way = True
-        try:
-            return new()
-        finally:
-            looking.is_under_way = False
-
-    monkeypatch.setattr(events, "_find", found_late)
-    monkeypatch.setattr(events, "_new", looked)
-    listening = await open_many(served, 1)
-    await listening[0].head()
-    assert await next_of(listening[0], "heads")
-    other_listens.set()
-    listening += await open_many(served, 1)
-    assert await asyncio.to_thread(found.wait, 20)
-    made = commit(repo, 5)
-    assert (await next_of(listening[0], "commit"))["id"] == made.id
-    told_to_others.set()
-    await listening[1].head()
-    assert await next_of(listening[1], "heads") == {"main": made.id}
-    for each in listening:
-        await each.close()

@@ -107,11 +107,11 @@ def test_a_document_that_makes_no_sense_is_a_value(get: Get, hostile: txstore.Re
     assert get("/api/locks").status == 200
 
 
-def test_errors_keep_to_themselves_what_others_say(app: Application, get: Get, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_errors_keep_to_themselves_what_others_say(app: Application, get: Get) -> None:
     def refuse(*_: Any) -> Any:
         raise OSError("https://user:password@example.org/?signature=s3cret")
 
-    monkeypatch.setattr(app.positions, "stored", refuse)
+    app.positions.stored = refuse
     answer = get("/at/main/x")
     assert answer.status == 500
     assert b"s3cret" not in answer.body

@@ -197,16 +197,3 @@ def test_xarray_neither_makes_nor_misses_it(repo: txstore.Repository, consolidat
             xr.open_dataset(repo.snapshot(), engine="zarr", consolidated=consolidated),
         ):
             np.testing.assert_array_equal(found.x, np.arange(8))
-
-
-def test_a_plain_opening_reads_no_more_documents(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
-    with repo.transaction() as store:
-        group = zarr.open_group(store, mode="w")
-        for number in range(20):
-            group.create_group(f"g{number}")
-    asked: list[str] = []
-    snapshot = repo.snapshot()
-    get_view = type(snapshot.mapping).get_view
-    monkeypatch.setattr(type(snapshot.mapping), "get_view", lambda self, key: asked.append(key) or get_view(self, key))
-    zarr.open_group(snapshot, mode="r")
-    assert not [key for key in asked if key.startswith("g")]

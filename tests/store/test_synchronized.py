@@ -289,7 +289,7 @@ def test_changes_of_metadata_wait_for_each_other_and_for_what_they_delete(repo, 
 
 
 # --- beside writers without locks, and without locks
-def test_a_conflict_with_somebody_without_locks_is_retried(repo, a, monkeypatch):
+def test_a_conflict_with_somebody_without_locks_is_retried(repo, a):
     begin = repo.transaction
     begun = []
 
@@ -301,7 +301,7 @@ def test_a_conflict_with_somebody_without_locks_is_retried(repo, a, monkeypatch)
                 zarr.open_array(foreign, path="x", mode="r+")[:2] = 100 + len(begun)
         return store
 
-    monkeypatch.setattr(repo, "transaction", transaction)
+    repo.transaction = transaction
     a[0] = 7
     assert begun == [{"x": 0}] * 4
     assert a[:3].tolist() == [7, 103, 2]
@@ -321,7 +321,7 @@ def test_where_there_are_no_locks(repo, a, monkeypatch):
                 zarr.open_array(foreign, path="x", mode="r+").append([len(begun)])
         return store
 
-    monkeypatch.setattr(repo, "transaction", transaction)
+    repo.transaction = transaction
     monkeypatch.setattr("time.sleep", lambda _: None)
     assert a.append([-1, -2]) == (51,)
     assert a[:].tolist() == [*range(10), *range(1, 40), -1, -2]

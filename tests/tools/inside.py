@@ -43,5 +43,11 @@ def finish_head_cache(repo: txstore.Repository) -> None:
     repo.engine.commits.store.head_caches._writer.finish(TIMEOUT)
 
 
+def html(shown: Any) -> str:
+    """What a notebook shows of it."""
+    found: str = shown._repr_html_()
+    return found
+
+
 def staged(repo: txstore.Repository) -> list[str]:
     return sorted(repo.engine.storage.list(".staging"))

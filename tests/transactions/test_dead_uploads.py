@@ -55,13 +55,11 @@ def server(monkeypatch: pytest.MonkeyPatch) -> Server:
         found.before_delete(paths)
         kept["delete"](self, paths)
 
-    monkeypatch.setattr(client.ObjectClient, "create", writes("create"))
-    monkeypatch.setattr(client.ObjectClient, "put", writes("put"))
-    monkeypatch.setattr(client.ObjectClient, "list", listing)
-    monkeypatch.setattr(client.ObjectClient, "delete", delete)
-    monkeypatch.setattr(client.ObjectClient, "now", lambda self: found.time)
-    monkeypatch.setattr(object_writer, "OBJECT_SIZE", 4000)
-    monkeypatch.setattr(object_writer, "INLINE_SIZE", 1000)
+    calls = {"create": writes("create"), "put": writes("put"), "list": listing, "delete": delete}
+    for name, call in (calls | {"now": lambda self: found.time}).items():
+        monkeypatch.setattr(client.ObjectClient, name, call)
+    for name, size in {"OBJECT_SIZE": 4000, "INLINE_SIZE": 1000}.items():
+        monkeypatch.setattr(object_writer, name, size)
     return found
 
 
@@ -209,16 +207,6 @@ def test_who_dies_committing_leaves_it_to_a_vacuum(url, server, monkeypatch, is_
     assert ("x/c/59" in repo.mapping()) == is_made
 
 
-def test_of_a_shared_transaction_what_was_never_sealed_goes(url: str, server: Server) -> None:
-    dead = upload(url)
-    dead.mapping.lifecycle.share()
-    kill(dead)
-    server.time += 2 * HOUR
-    write(url)
-    assert not of(url, dead)
-    assert not staged(url)
-
-
 def test_of_a_shared_transaction_what_was_sealed_stays(url: str, server: Server) -> None:
     dead = upload(url)
     dead.mapping.lifecycle.share()
@@ -272,20 +260,3 @@ def test_a_look_that_fails_fails_nobody(url: str, server: Server, monkeypatch: p
     kill(upload(url))
     monkeypatch.setattr(client.ObjectClient, "now", always(ConnectionError("the server has gone")))
     write(url)
-
-
-def test_usage_counts_what_was_uploaded_and_a_vacuum_says_what_it_frees(url: str, server: Server) -> None:
-    repo = txstore.Repository(url)
-    wait_for_background_cleanup()
-    before = repo.usage()
-    dead = upload(url)
-    assert repo.usage().staged >= before.staged + 120_000
-    assert repo.usage().orphan == before.orphan
-    kill(dead)
-    server.time += 2 * HOUR
-    planned = repo.vacuum(dry_run=True)
-    report = repo.vacuum()
-    assert planned.staged == report.staged >= 120_000
-    assert (planned.files, planned.bytes) == (report.files, report.bytes)
-    assert not of(url, dead)
-    assert repo.usage().staged == before.staged

@@ -149,21 +149,6 @@ def test_an_array_that_grew_before_it_was_locked(table, repo):
     locks.close()
 
 
-def test_an_array_that_grows_again_and_again(table, repo):
-    """Each time until the locks fit the base."""
-    growing = [4, 4, 4]
-
-    def newest():
-        if growing and table.calls:
-            append(repo, growing.pop())
-        return repo.mapping()
-
-    locks, base = begin(table, repo, {"x": ...}, newest=newest)
-    assert base.commit == repo.head()
-    assert set(table.held) == {f"x/c/{i}" for i in range(6)}
-    locks.close()
-
-
 def test_what_is_needed_in_addition_is_not_waited_for_with_locks_held(table, repo):
     """To wait for more while holding some could be waiting for each other: all are given up first."""
     other = TransactionLocks(table)

@@ -38,7 +38,7 @@ class SlowCodec(BytesBytesCodec):
     def compute_encoded_size(self, length: int, spec: object) -> int:
         return length
 
-    def _encode_sync(self, chunk: Any, spec: object) -> Any:
+    def encode_sync(self, chunk: Any, spec: object) -> Any:
         if not self.raises:
             return chunk
         if chunk.as_numpy_array()[0] == 7:
@@ -51,7 +51,7 @@ class SlowCodec(BytesBytesCodec):
         return chunk
 
     async def _encode_single(self, chunk: Any, spec: object) -> Any:
-        return await asyncio.to_thread(self._encode_sync, chunk, spec)
+        return await asyncio.to_thread(self.encode_sync, chunk, spec)
 
     async def _decode_single(self, chunk: Any, spec: object) -> Any:
         return chunk
@@ -78,17 +78,17 @@ def sevens_first() -> np.ndarray:
 
 
 @pytest.fixture
-def z(store: txstore.TxStore, monkeypatch: pytest.MonkeyPatch) -> Iterator[zarr.Array]:
+def z(store: txstore.TxStore) -> Iterator[zarr.Array]:
     """An array, committed, whose next operation fails in one chunk while the others are under way, until `go_on`."""
     data = sevens_first()
     z = zarr.create_array(
         store, name="x", shape=data.shape, chunks=(1, data.shape[1]), dtype="u1", compressors=[SlowCodec()]
     )
     store.commit()
-    monkeypatch.setattr(SlowCodec, "raises", True)
-    monkeypatch.setattr(SlowCodec, "go_on", threading.Event())
+    SlowCodec.raises, SlowCodec.go_on = True, threading.Event()
     yield z
     SlowCodec.go_on.set()
+    SlowCodec.raises = False
 
 
 def nothing_arrives(store: txstore.TxStore) -> bool:

@@ -386,58 +386,6 @@ def test_constraints_see_what_was_moved(filled: txstore.Repository) -> None:
     store.rollback()
 
 
-@pytest.mark.parametrize("seed", range(25))
-def test_single_keys_that_are_taken(repo: txstore.Repository, seed: int) -> None:
-    source = Random(seed)
-    keys = [f"g/c/{n}" for n in range(6)]
-    with repo.begin() as tx:
-        tx["g/zarr.json"] = GROUP
-        for key in keys[:4]:
-            tx[key] = key.encode()
-    first = repo.mapping()
-    with repo.begin() as tx:
-        tx[keys[0]] = b"changed"
-        del tx[keys[1]]
-    now = dict(repo.mapping())
-    tx = repo.begin()
-    for _ in range(source.randrange(1, 8)):
-        what, key, name = source.random(), source.choice(keys), source.choice(keys[:4])
-        if what < 0.5:
-            tx.nodes.take({key: name}, first)
-            now[key] = first[name]
-        elif what < 0.7:
-            tx[key] = now[key] = b"written"
-        elif what < 0.8:
-            tx.delete(key)
-            now.pop(key, None)
-        elif what < 0.9 and not below(now, "h"):
-            tx.nodes.move("g", "h")
-            now = {"h" + key[1:]: value for key, value in now.items()}
-            break
-        else:
-            tx.delete_dir("g/c")
-            now = {key: value for key, value in now.items() if "/c/" not in key}
-        assert dict(tx) == now
-        assert list(tx) == sorted(now)
-    assert dict(tx) == now
-    tx.commit()
-    assert dict(repo.mapping()) == now
-
-
-def test_a_key_that_is_taken_conflicts_as_one_that_is_written(repo: txstore.Repository) -> None:
-    with repo.begin() as tx:
-        tx["a"] = tx["b"] = b"1"
-    first = repo.mapping()
-    mine, other = repo.begin(), repo.begin()
-    mine.nodes.take({"a": "b", "new": "b"}, first)
-    other["a"] = b"2"
-    other.commit()
-    with pytest.raises(txstore.ConflictError) as caught:
-        mine.commit()
-    assert caught.value.keys == ("a",)
-    mine.rollback()
-
-
 def test_serializable(filled: txstore.Repository) -> None:
     store = filled.transaction(isolation="serializable")
     store.copy("g/x", "h/y")

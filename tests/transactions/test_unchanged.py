@@ -11,8 +11,6 @@ import txstore
 from tests.tools.commits import set_keys
 from tests.tools.steps import forked, status_of
 from txstore import ConflictError, Repository, TxStore
-from txstore.segments import compaction
-from txstore.segments import runs as index
 
 
 @pytest.fixture
@@ -141,24 +139,6 @@ def test_a_message_makes_the_first_commit(open_repo: Callable[..., Repository]) 
         assert store.base is None
     assert repo.head().message == "begin"  # type: ignore[union-attr]
     assert list(repo.mapping()) == []
-
-
-def test_runs_that_others_have_merged_meanwhile_leave_no_gap(filled, monkeypatch):
-    """Also where a commit has no run of its own, and has merged some of the head in vain."""
-    merged = []
-    merged_by_commit, find_runs = compaction.merged_by_commit, index.find_runs
-    monkeypatch.setattr(
-        compaction, "merged_by_commit", lambda *how: merged.append(merged_by_commit(*how)) or merged[-1]
-    )
-    for number in range(20):
-        set_keys(filled, {f"a/c/{number}": b"1"})
-        monkeypatch.setattr(index, "find_runs", lambda *_: None)
-        store = filled.transaction("again")
-        again(store)
-        assert store.commit() is not None
-        monkeypatch.setattr(index, "find_runs", find_runs)
-    assert any(merged)
-    assert filled.verify().faults == []
 
 
 @pytest.mark.parametrize("names", ["tags", "branches"])

@@ -65,13 +65,6 @@ def test_other_names_of_dimensions_reduce_another_axis(repo: txstore.Repository,
     np.testing.assert_array_equal(_stored(repo, "m"), values.mean(axis=1))
 
 
-def test_a_dimension_without_a_name(repo: txstore.Repository) -> None:
-    commit(repo, lambda store: zarr.create_array(store, name="a", data=VALUES, dimension_names=(None, "x")))
-    repo.views["m"] = Reduce("a", "x", "max", to="m")
-    made = zarr.open_array(repo.snapshot(), path="m", mode="r")
-    assert made.metadata.dimension_names == (None,)  # type: ignore[union-attr]
-
-
 @pytest.mark.parametrize("when", ["commit", "follow"])
 def test_attributes_follow(repo: txstore.Repository, when: Any) -> None:
     def write(store: txstore.TxStore, start: str, scale: float) -> None:
@@ -153,15 +146,6 @@ def test_labels_of_another_type(repo: txstore.Repository) -> None:
         else:
             repo.run(write)
             np.testing.assert_array_equal(_opened(repo, "m").time, labels[[0, 31]])
-
-
-def test_what_was_set_at_an_output_stays(repo: txstore.Repository) -> None:
-    commit(repo, image(attributes={"units": "K"}), p=Coarsen("image/0", "image/{level}", (2, 2)))
-    with repo.transaction() as store:
-        zarr.open_array(store, path="image/1").attrs["units"] = "kelvin"
-    with repo.transaction() as store:
-        zarr.open_array(store, path="image/0").attrs.update(units="degC", more=1)
-    assert dict(zarr.open_array(repo.snapshot(), path="image/1", mode="r").attrs) == {"units": "kelvin", "more": 1}
 
 
 def test_the_ground_below_levels_follows(repo: txstore.Repository) -> None:
@@ -379,29 +363,7 @@ def test_means_of_what_is_not_stored(repo: txstore.Repository, dtype: str, fill:
         np.testing.assert_array_equal(found, np.full(4, mean, dtype))
 
 
-def test_rows_of_nothing(repo: txstore.Repository) -> None:
-    with repo.transaction() as store:
-        zarr.create_array(store, name="a", shape=(0, 2), dtype="f8", chunks=(2, 2), dimension_names=("t", "x"))
-        store.views["m"] = Reduce("a", "t", "mean", to="m")
-    with repo.transaction() as store:
-        zarr.open_array(store, path="a").resize((0, 8))
-    assert np.isnan(_stored(repo, "m")).all()
-
-
 # --- two at once
-@pytest.mark.parametrize("first", ["commit", "follow"])
-@pytest.mark.parametrize("second", ["commit", "follow"])
-def test_two_commits_declare_views_with_one_output(repo: txstore.Repository, first: Any, second: Any) -> None:
-    with repo.transaction() as store:
-        image("a", np.arange(8.0), chunks=(2,))(store)
-        image("o1", np.zeros(4), chunks=(2,))(store)
-    one, two = repo.transaction("one"), repo.transaction("two")
-    one.views["A"] = Coarsen("a", "o{level}", (2,), 1, "max", when=first)
-    two.views["B"] = Coarsen("a", "o{level}", (2,), 1, "min", when=second)
-    one.commit()
-    with pytest.raises(txstore.ViewError, match="'A' and 'B' both make 'o1'"):
-        two.commit()
-    two.rollback()
 
 
 def test_somebody_writes_to_an_output_during_its_first_update(repo, monkeypatch):
