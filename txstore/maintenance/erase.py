@@ -306,21 +306,24 @@ class _Erasing:
     def _check_views(self, done: str = "Nothing was changed") -> None:
         """Refuse sources of views: what was derived from them tells of them. Refuse outputs: they are derived again."""
         for branch in living_branches(self._commits):
-            head = self._commits.head(branch)
-            views = {} if head is None else decode(self._storage.url, head.header.declared.views)
-            for name, view in views.items():
-                if any(is_related(source, path) for source in view.sources for path in self.paths):
-                    raise ErasureError(
-                        self.paths,
-                        f"the view {name!r} derives {_shown(view.outputs)} from it: drop the view, and erase its "
-                        f"outputs, too, or delete them and let a vacuum expire these commits. {done}",
-                    )
-                if any(is_related(output, path) for output in view.outputs for path in self.paths):
-                    raise ErasureError(
-                        self.paths,
-                        f"the view {name!r} derives it from {_shown(view.sources)}, and would derive it again: drop "
-                        f"the view, and erase its sources, too. {done}",
-                    )
+            self._while_living(branch, lambda branch: self._check_views_of(branch, done))
+
+    def _check_views_of(self, branch: str, done: str) -> None:
+        head = self._commits.head(branch)
+        views = {} if head is None else decode(self._storage.url, head.header.declared.views)
+        for name, view in views.items():
+            if any(is_related(source, path) for source in view.sources for path in self.paths):
+                raise ErasureError(
+                    self.paths,
+                    f"the view {name!r} derives {_shown(view.outputs)} from it: drop the view, and erase its "
+                    f"outputs, too, or delete them and let a vacuum expire these commits. {done}",
+                )
+            if any(is_related(output, path) for output in view.outputs for path in self.paths):
+                raise ErasureError(
+                    self.paths,
+                    f"the view {name!r} derives it from {_shown(view.sources)}, and would derive it again: drop "
+                    f"the view, and erase its sources, too. {done}",
+                )
 
     def _check_met(self, found: Survey) -> None:
         for path in self.paths:
