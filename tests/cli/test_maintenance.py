@@ -60,7 +60,7 @@ def test_what_can_not(path):
 def test_a_repository_that_can_not_be_opened(path):
     whole = (path / "format.json").read_bytes()
     flip(path / "format.json", b"checksum")
-    with pytest.raises(txstore.CorruptionError):
+    with pytest.raises(txstore.CorruptionError, match="Run txstore verify --repair"):
         txstore.Repository(path)
     result = run("verify", path)
     assert (result.exit_code, "FAULT format.json" in result.stdout) == (1, True)
