@@ -100,11 +100,16 @@ def check_chunks(node: Any, selection: Selection) -> bool:
     places = [
         range(each.start // side * side, each.stop, side) for each, side in zip(selection, node.chunks, strict=True)
     ]
+    is_raw_at_end = None
     for place in itertools.product(*places):
-        stored = node.id.get_chunk_info_by_coord(place)
-        if stored.byte_offset is None:
+        stored = _stored(node, place)
+        own = filters
+        if filters and any(at + side > end for at, side, end in zip(place, node.chunks, node.shape, strict=True)):
+            is_raw_at_end = _is_raw_at_end(node, size) if is_raw_at_end is None else is_raw_at_end
+            own = [] if is_raw_at_end else filters
+        if stored is None:
             are_written = False
-        elif not is_trusted and (found := _decoded(node, place, stored, filters, size)) != size:
+        elif not is_trusted and (found := _decoded(node, place, *stored, own, size)) != size:
             raise ValueError(f"its chunk at {place} decodes to {found:,} bytes, or more, instead of {size:,}")
     return are_written
 
@@ -116,10 +121,53 @@ def _item_size(node: Any) -> int:
     return int(node.id.get_type().get_size())
 
 
-def _decoded(node: Any, place: tuple[int, ...], stored: Any, filters: list[int], most: int) -> int:
+def _is_raw_at_end(node: Any, size: int) -> bool:
+    """Tell whether chunks that reach behind the end of a data set go through no filter.
+
+    h5py has no way to ask for that option of HDF5. So a data set with the same properties is made in memory: of zeros,
+    with one such chunk.
+    """
+    import h5py
+
+    created, axes = node.id.get_create_plist(), len(node.chunks)
+    with h5py.File("end", "w", driver="core", backing_store=False, libver="latest") as file:
+        try:
+            created.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+            created.set_fill_time(h5py.h5d.FILL_TIME_ALLOC)
+            if not node.dtype.hasobject:
+                created.set_fill_value(np.zeros((), node.dtype))
+            space = h5py.h5s.create_simple((1,) * axes, (h5py.h5s.UNLIMITED,) * axes)
+            made = h5py.h5d.create(file.id, b"end", node.id.get_type(), space, created)
+            content = made.read_direct_chunk((0,) * axes)[1]
+        except (TypeError, ValueError, RuntimeError, OSError, MemoryError):
+            return True
+    return len(content) == size and not any(content)
+
+
+def _stored(node: Any, place: tuple[int, ...]) -> tuple[int, int] | None:
+    """Return which filters a chunk does not have, by their bits, and how many bytes; None if it was never written."""
+    told = node.id.get_chunk_info_by_coord(place)
+    mask, size, is_told = told.filter_mask, told.size, told.byte_offset is not None
+    if node.maxshape.count(None) == 1 and node.maxshape[0] is not None:
+        # HDF5 has told of another chunk, or of none: it numbers them as if they grew along the first axis.
+        try:
+            mask, content = node.id.read_direct_chunk(place) if node.id.get_num_chunks() else (0, None)
+        except (RuntimeError, OSError, MemoryError) as error:
+            if "not allocated" not in str(error):
+                raise ValueError(f"its chunk at {place} can't be read ({error or 'it has no bytes'})") from None
+            content = None
+        if content is None:
+            return None
+        # Without filters, as many bytes are read as a chunk should have. Then what is told of another one is right, too.
+        size = len(content) if node.id.get_create_plist().get_nfilters() or not is_told else size
+        return mask, size
+    return (mask, size) if is_told else None
+
+
+def _decoded(node: Any, place: tuple[int, ...], mask: int, length: int, filters: list[int], most: int) -> int:
     """Return to how many bytes a chunk decodes, or a number above `most`."""
-    active = [each for number, each in enumerate(filters) if not stored.filter_mask >> number & 1]
-    length, is_measured = stored.size, False
+    active = [each for number, each in enumerate(filters) if not mask >> number & 1]
+    is_measured = False
     for number in reversed(active):
         if number == _FLETCHER32:
             length -= _CHECKSUM
