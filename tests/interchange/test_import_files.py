@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ctypes
 import signal
+import struct
 import zlib
 from contextlib import closing
 from pathlib import Path
@@ -634,6 +635,20 @@ def test_a_short_chunk_of_which_hdf5_tells_nothing(repo: txstore.Repository, tmp
     repo.import_from(tmp_path / "a.h5", exclude=["short"])
     np.testing.assert_array_equal(opened(repo)["good"][:], values)
     assert opened(repo)["sparse"][:].sum() == 4
+
+
+def test_two_chunks_at_one_place(repo: txstore.Repository, tmp_path: Path) -> None:
+    """HDF5 tells of the first, and reads the second."""
+    path, short = tmp_path / "a.h5", zlib.compress(b"A")
+    with h5py.File(path, "w") as file:
+        made = file.create_dataset("a", data=np.zeros(8192, "u1"), chunks=(4096,), compression="gzip")
+        made.id.write_direct_chunk((4096,), short)
+    key = struct.Struct("<IIQQ")
+    content = path.read_bytes()
+    assert content.count(key.pack(len(short), 0, 4096, 0)) == 1
+    path.write_bytes(content.replace(key.pack(len(short), 0, 4096, 0), key.pack(len(short), 0, 0, 0)))
+    with pytest.raises(txstore.SourceError, match=r"there are two chunks at \(0,\)"):
+        repo.import_from(path)
 
 
 def test_a_short_chunk_at_the_end_that_goes_through_no_filter(repo: txstore.Repository, tmp_path: Path) -> None:

@@ -109,7 +109,7 @@ def check_chunks(node: Any, selection: Selection) -> bool:
             own = [] if is_raw_at_end else filters
         if stored is None:
             are_written = False
-        elif not is_trusted and (found := _decoded(node, place, *stored, own, size)) != size:
+        elif not is_trusted and (found := _decoded(*stored, own, size)) != size:
             raise ValueError(f"its chunk at {place} decodes to {found:,} bytes, or more, instead of {size:,}")
     return are_written
 
@@ -144,27 +144,34 @@ def _is_raw_at_end(node: Any, size: int) -> bool:
     return len(content) == size and not any(content)
 
 
-def _stored(node: Any, place: tuple[int, ...]) -> tuple[int, int] | None:
-    """Return which filters a chunk does not have, by their bits, and how many bytes; None if it was never written."""
-    told = node.id.get_chunk_info_by_coord(place)
-    mask, size, is_told = told.filter_mask, told.size, told.byte_offset is not None
-    if node.maxshape.count(None) == 1 and node.maxshape[0] is not None:
-        # HDF5 has told of another chunk, or of none: it numbers them as if they grew along the first axis.
-        try:
-            mask, content = node.id.read_direct_chunk(place) if node.id.get_num_chunks() else (0, None)
-        except (RuntimeError, OSError, MemoryError) as error:
-            if "not allocated" not in str(error):
-                raise ValueError(f"its chunk at {place} can't be read ({error or 'it has no bytes'})") from None
-            content = None
-        if content is None:
-            return None
-        # Without filters, as many bytes are read as a chunk should have. Then what is told of another one is right, too.
-        size = len(content) if node.id.get_create_plist().get_nfilters() or not is_told else size
-        return mask, size
-    return (mask, size) if is_told else None
+def _stored(node: Any, place: tuple[int, ...]) -> tuple[int, int, memoryview] | None:
+    """Return which filters a chunk does not have, by their bits, how many bytes, and if it has filters, these.
+
+    None if it was never written.
+    """
+    told, is_filtered = node.id.get_chunk_info_by_coord(place), node.id.get_create_plist().get_nfilters() > 0
+    size, is_told = told.size, told.byte_offset is not None
+    # Then HDF5 has told of another chunk, or of none: it numbers them as if they grew along the first axis.
+    is_of_another = node.maxshape.count(None) == 1 and node.maxshape[0] is not None
+    if not is_of_another and not (is_told and is_filtered):
+        return (0, size, memoryview(b"")) if is_told else None
+    if size > bounded_codecs.MOST_IN_MEMORY:
+        raise ValueError(f"its chunk at {place} has {size:,} bytes")
+    try:
+        mask, content = node.id.read_direct_chunk(place) if node.id.get_num_chunks() else (0, None)
+    except (RuntimeError, OSError, MemoryError) as error:
+        if "not allocated" not in str(error):
+            raise ValueError(f"its chunk at {place} can't be read ({error or 'it has no bytes'})") from None
+        content = None
+    if content is None:
+        return None
+    if not is_of_another and (mask, len(content)) != (told.filter_mask, size):
+        raise ValueError(f"there are two chunks at {place}")
+    # Without filters, as many bytes are read as a chunk should have, and what is told of any is right.
+    return mask, len(content) if is_filtered or not is_told else size, memoryview(content)
 
 
-def _decoded(node: Any, place: tuple[int, ...], mask: int, length: int, filters: list[int], most: int) -> int:
+def _decoded(mask: int, length: int, content: memoryview, filters: list[int], most: int) -> int:
     """Return to how many bytes a chunk decodes, or a number above `most`."""
     active = [each for number, each in enumerate(filters) if not mask >> number & 1]
     is_measured = False
@@ -172,7 +179,6 @@ def _decoded(node: Any, place: tuple[int, ...], mask: int, length: int, filters:
         if number == _FLETCHER32:
             length -= _CHECKSUM
         elif number in _MEASURES and not is_measured and length <= bounded_codecs.MOST_IN_MEMORY:
-            content = memoryview(node.id.read_direct_chunk(place)[1])
             length = _MEASURES[number](content[:length], most + _CHECKSUM * len(filters))
         elif number != _SHUFFLE:
             name = _OTHERS.get(number, str(number))
