@@ -637,17 +637,18 @@ def test_a_short_chunk_of_which_hdf5_tells_nothing(repo: txstore.Repository, tmp
     assert opened(repo)["sparse"][:].sum() == 4
 
 
-def test_two_chunks_at_one_place(repo: txstore.Repository, tmp_path: Path) -> None:
+@pytest.mark.parametrize("is_shuffled", [True, False])
+def test_two_chunks_at_one_place(repo: txstore.Repository, tmp_path: Path, is_shuffled: bool) -> None:
     """HDF5 tells of the first, and reads the second."""
     path, short = tmp_path / "a.h5", b"A"
     with h5py.File(path, "w") as file:
-        made = file.create_dataset("a", data=np.zeros(8192, "u1"), chunks=(4096,), shuffle=True)
+        made = file.create_dataset("a", data=np.zeros(8192, "u1"), chunks=(4096,), shuffle=is_shuffled)
         made.id.write_direct_chunk((4096,), short)
     key = struct.Struct("<IIQQ")
     content = path.read_bytes()
     assert content.count(key.pack(len(short), 0, 4096, 0)) == 1
     path.write_bytes(content.replace(key.pack(len(short), 0, 4096, 0), key.pack(len(short), 0, 0, 0)))
-    with pytest.raises(txstore.SourceError, match=r"there are two chunks at \(0,\)"):
+    with pytest.raises(txstore.SourceError, match="there are two chunks at"):
         repo.import_from(path)
 
 

@@ -42,6 +42,7 @@ Refused: TypeAlias = Callable[[str, str], Exception]
 
 def guarded(path: str, node: Any, read: Callable[[Selection], Any], refused: Refused) -> Callable[[Selection], Any]:
     """Return what reads a data set by `read`. It raises `refused` before HDF5 reads a chunk that is too short."""
+    _check_places(path, node, refused)
 
     def checked(selection: Selection) -> Any:
         _are_written(path, node, selection, refused)
@@ -56,6 +57,7 @@ def of_netcdf(path: str, node: Any, read: Callable[[Selection], Any], refused: R
     The library of NetCDF returns memory of this process for values that were never written and have no fill value, and
     for those behind the end of the data set: of dimensions without a limit, another variable may have more.
     """
+    _check_places(path, node, refused)
     created = node.id.get_create_plist()
     is_filled = created.get_fill_time() != 1 and created.fill_value_defined() != 0
 
@@ -74,6 +76,15 @@ def of_netcdf(path: str, node: Any, read: Callable[[Selection], Any], refused: R
         return padded
 
     return checked
+
+
+def _check_places(path: str, node: Any, refused: Refused) -> None:
+    """Raise `refused` if two chunks without filters lie at one place: HDF5 tells of the first, and reads the second."""
+    seen = set[Any]()
+    if node.chunks is not None and not node.id.get_create_plist().get_nfilters():
+        node.id.chunk_iter(lambda told: seen.add(told.chunk_offset))
+        if len(seen) < node.id.get_num_chunks():
+            raise refused(path, "there are two chunks at one place")
 
 
 def _are_written(path: str, node: Any, selection: Selection, refused: Refused) -> bool:
