@@ -364,7 +364,7 @@ class CorruptionError(TxStoreError):
         self.reason = reason
         where = path + (f" at byte {offset}" if offset is not None else "")
         what = f" (key {key!r})" if key is not None else ""
-        super().__init__(f"{where}{what}: {reason}. Run repo.verify(repair=True), or restore the file from a backup")
+        super().__init__(f"{where}{what}: {reason}. Run txstore verify --repair, or restore the file from a backup")
 
 
 class WrongFileTypeError(CorruptionError, OSError):
@@ -636,7 +636,8 @@ class UnsupportedFormatError(TxStoreError):
         self.path = path
         self.found = found
         self.supported = supported
-        super().__init__(f"{path}: has {found}, this version of txstore supports {supported}: upgrade txstore")
+        told = f"{path}: has {found}, this version of txstore supports {supported}: upgrade txstore"
+        super().__init__(f"{told}. If no newer one has written it, it is damaged: run txstore verify --repair")
 
 
 class TransactionStateError(TxStoreError):

@@ -60,6 +60,17 @@ def test_what_can_not(path):
     assert shown["faults"][0]["commit_count"] == 2
 
 
+def test_a_repository_that_can_not_be_opened(path):
+    whole = (path / "format.json").read_bytes()
+    flip(path / "format.json", b"checksum")
+    with pytest.raises(txstore.CorruptionError, match="Run txstore verify --repair"):
+        txstore.Repository(path)
+    result = run("verify", path)
+    assert (result.exit_code, "FAULT format.json" in result.stdout) == (1, True)
+    assert run("verify", path, "--repair").exit_code == 0
+    assert (path / "format.json").read_bytes() == whole
+
+
 def test_backup(path, tmp_path):
     result = run("backup", path, tmp_path / "copy")
     assert (result.exit_code, result.stderr) == (0, "")

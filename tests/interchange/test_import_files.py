@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ctypes
 import signal
+import struct
 import zlib
 from contextlib import closing
 from pathlib import Path
@@ -608,6 +610,56 @@ def test_a_chunk_that_is_shorter_or_longer_than_its_values(
     with pytest.raises(txstore.SourceError, match=r"'a' can't be imported: its chunk at .* instead of 65,536"):
         repo.import_from(path)
     repo.import_from(path, exclude=["a"])
+
+
+def test_a_short_chunk_of_which_hdf5_tells_nothing(repo: txstore.Repository, tmp_path: Path) -> None:
+    """Where a data set grows along another axis than the first, HDF5 tells of another chunk, or that there is none."""
+    values = np.arange(36, dtype="u1").reshape(6, 6)
+    with h5py.File(tmp_path / "a.h5", "w", libver="latest") as file:
+        for name in ("good", "short"):
+            made = file.create_dataset(name, data=values, chunks=(2, 2), maxshape=(6, None), compression="gzip")
+        sparse = file.create_dataset("sparse", (6, 6), "u1", chunks=(2, 2), maxshape=(6, None), compression="gzip")
+        sparse[2:4, :2] = 1
+        made.id.write_direct_chunk((2, 0), zlib.compress(b"A"))
+    with pytest.raises(txstore.SourceError, match=r"'short' can't be imported: its chunk at \(2, 0\) decodes"):
+        repo.import_from(tmp_path / "a.h5")
+    repo.import_from(tmp_path / "a.h5", exclude=["short"])
+    np.testing.assert_array_equal(opened(repo)["good"][:], values)
+    assert opened(repo)["sparse"][:].sum() == 4
+
+
+@pytest.mark.parametrize("is_shuffled", [True, False])
+def test_two_chunks_at_one_place(repo: txstore.Repository, tmp_path: Path, is_shuffled: bool) -> None:
+    """HDF5 tells of the first, and reads the second."""
+    path, short = tmp_path / "a.h5", b"A"
+    with h5py.File(path, "w") as file:
+        made = file.create_dataset("a", data=np.zeros(8192, "u1"), chunks=(4096,), shuffle=is_shuffled)
+        made.id.write_direct_chunk((4096,), short)
+    key = struct.Struct("<IIQQ")
+    content = path.read_bytes()
+    assert content.count(key.pack(len(short), 0, 4096, 0)) == 1
+    path.write_bytes(content.replace(key.pack(len(short), 0, 4096, 0), key.pack(len(short), 0, 0, 0)))
+    with pytest.raises(txstore.SourceError, match="there are two chunks at"):
+        repo.import_from(path)
+
+
+def test_a_short_chunk_at_the_end_that_goes_through_no_filter(repo: txstore.Repository, tmp_path: Path) -> None:
+    """h5py lacks this option of HDF5."""
+    set_options = ctypes.CDLL(h5py.h5p.__file__).H5Pset_chunk_opts
+    created = h5py.h5p.create(h5py.h5p.DATASET_CREATE)
+    created.set_chunk((4096,))
+    created.set_deflate(4)
+    assert set_options(ctypes.c_int64(created.id), ctypes.c_uint(2)) == 0
+    with h5py.File(tmp_path / "a.h5", "w", libver="latest") as file:
+        for name in ("good", "short"):
+            space = h5py.h5s.create_simple((5000,))
+            made = h5py.Dataset(h5py.h5d.create(file.id, name.encode(), h5py.h5t.NATIVE_UINT8, space, created))
+            made[:] = 7
+        made.id.write_direct_chunk((4096,), zlib.compress(bytes(4096)))
+    with pytest.raises(txstore.SourceError, match=r"'short' can't be imported: its chunk at \(4096,\) decodes"):
+        repo.import_from(tmp_path / "a.h5")
+    repo.import_from(tmp_path / "a.h5", exclude=["short"])
+    assert set(opened(repo)["good"][:]) == {7}
 
 
 @pytest.mark.parametrize(

@@ -276,6 +276,7 @@ def test_a_manifest_of_zarr_format_3(repo: txstore.Repository, nc: Path) -> None
         (lambda refs: refs.update({"height/0": ["station.nc", -1, 1]}), "neither a value nor"),
         (lambda refs: refs.update({"height/0": 7}), "neither a value nor"),
         (lambda refs: refs.update({"height/0": "base64:?"}), "no base64"),
+        (lambda refs: refs.update({"height/0": "\ud800"}), "no text"),
         (lambda refs: refs.update({"height/0": ["zip://x::station.zip", 0, 1]}), "inside of another"),
         (lambda refs: refs.update({"height/0": ["https://ana:hush@host/x", 0, 1]}), "no user"),
         (lambda refs: refs.update({"height/0": ["https://host/x?token=hush", 0, 1]}), "no query"),

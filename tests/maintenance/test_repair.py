@@ -211,6 +211,17 @@ def test_a_torn_head_is_moved_away(written, path, length):
     assert f"commits/main/{LAST:010d}" in quarantined(path)
 
 
+def test_a_torn_head_of_a_copy_is_moved_away_and_told(written, path):
+    """Its head cache says that the commit was durable where the copy was made."""
+    copy = shutil.copytree(path, path.with_name("copy.tx"))
+    file = commit_file(copy, LAST)
+    file.write_bytes(file.read_bytes()[:100])
+    report = repaired(copy)
+    assert not report.ok
+    assert ["was durable and is lost" in fault.reason for fault in report.faults] == [True]
+    assert contents_of(copy) == written[1][:LAST]
+
+
 def test_a_header_that_its_footer_contradicts_is_never_made_right_by_another_footer(written, path):
     """Its message has two wrong bits. The header has no checksum of its own: the footer's is all that tells."""
     file = commit_file(path, LAST)

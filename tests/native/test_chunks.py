@@ -322,6 +322,29 @@ def meanwhile(function: Any) -> Iterator[None]:
         thread.join()
 
 
+@pytest.mark.skipif(chosen is chunks_fallback, reason="in Python nothing is freed twice")
+def test_two_threads_share_no_batch() -> None:
+    """Both freed what had not fitted into the arena."""
+    values = np.arange(1 << 20, dtype="i4")
+    stored = values.tobytes()
+    whole = row((slice(0, 1 << 20),), (slice(0, 1 << 20),))
+    made = batch(chosen, [whole], np.empty_like(values), (1 << 20,), writable=True)
+    refused: list[str] = []
+
+    def read(_: int) -> None:
+        try:
+            made.read([stored], table(ref(stored)), 1)
+        except RuntimeError as error:
+            refused.append(str(error))
+
+    with meanwhile(read):
+        for number in range(10_000):
+            read(number)
+            if refused:
+                break
+    assert "another thread reads or encodes this batch" in refused
+
+
 def test_an_array_that_another_thread_changes_meanwhile(chunks: Any) -> None:
     """What is stored may be of two moments, but its checksum is that of what is stored."""
     size = 1 << 20

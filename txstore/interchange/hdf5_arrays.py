@@ -42,6 +42,7 @@ Refused: TypeAlias = Callable[[str, str], Exception]
 
 def guarded(path: str, node: Any, read: Callable[[Selection], Any], refused: Refused) -> Callable[[Selection], Any]:
     """Return what reads a data set by `read`. It raises `refused` before HDF5 reads a chunk that is too short."""
+    _check_places(path, node, refused)
 
     def checked(selection: Selection) -> Any:
         _are_written(path, node, selection, refused)
@@ -56,6 +57,7 @@ def of_netcdf(path: str, node: Any, read: Callable[[Selection], Any], refused: R
     The library of NetCDF returns memory of this process for values that were never written and have no fill value, and
     for those behind the end of the data set: of dimensions without a limit, another variable may have more.
     """
+    _check_places(path, node, refused)
     created = node.id.get_create_plist()
     is_filled = created.get_fill_time() != 1 and created.fill_value_defined() != 0
 
@@ -74,6 +76,15 @@ def of_netcdf(path: str, node: Any, read: Callable[[Selection], Any], refused: R
         return padded
 
     return checked
+
+
+def _check_places(path: str, node: Any, refused: Refused) -> None:
+    """Raise `refused` if two chunks without filters lie at one place: HDF5 tells of the first, and reads the second."""
+    seen = set[Any]()
+    if node.chunks is not None and not node.id.get_create_plist().get_nfilters():
+        node.id.chunk_iter(lambda told: seen.add(told.chunk_offset))
+        if len(seen) < node.id.get_num_chunks():
+            raise refused(path, "there are two chunks at one place")
 
 
 def _are_written(path: str, node: Any, selection: Selection, refused: Refused) -> bool:
@@ -100,11 +111,16 @@ def check_chunks(node: Any, selection: Selection) -> bool:
     places = [
         range(each.start // side * side, each.stop, side) for each, side in zip(selection, node.chunks, strict=True)
     ]
+    is_raw_at_end = None
     for place in itertools.product(*places):
-        stored = node.id.get_chunk_info_by_coord(place)
-        if stored.byte_offset is None:
+        stored = _stored(node, place)
+        own = filters
+        if filters and any(at + side > end for at, side, end in zip(place, node.chunks, node.shape, strict=True)):
+            is_raw_at_end = _is_raw_at_end(node, size) if is_raw_at_end is None else is_raw_at_end
+            own = [] if is_raw_at_end else filters
+        if stored is None:
             are_written = False
-        elif not is_trusted and (found := _decoded(node, place, stored, filters, size)) != size:
+        elif not is_trusted and (found := _decoded(*stored, own, size)) != size:
             raise ValueError(f"its chunk at {place} decodes to {found:,} bytes, or more, instead of {size:,}")
     return are_written
 
@@ -116,15 +132,64 @@ def _item_size(node: Any) -> int:
     return int(node.id.get_type().get_size())
 
 
-def _decoded(node: Any, place: tuple[int, ...], stored: Any, filters: list[int], most: int) -> int:
+def _is_raw_at_end(node: Any, size: int) -> bool:
+    """Tell whether chunks that reach behind the end of a data set go through no filter.
+
+    h5py has no way to ask for that option of HDF5. So a data set with the same properties is made in memory: of zeros,
+    with one such chunk.
+    """
+    import h5py
+
+    created, axes = node.id.get_create_plist(), len(node.chunks)
+    with h5py.File("end", "w", driver="core", backing_store=False, libver="latest") as file:
+        try:
+            created.set_alloc_time(h5py.h5d.ALLOC_TIME_EARLY)
+            created.set_fill_time(h5py.h5d.FILL_TIME_ALLOC)
+            if not node.dtype.hasobject:
+                created.set_fill_value(np.zeros((), node.dtype))
+            space = h5py.h5s.create_simple((1,) * axes, (h5py.h5s.UNLIMITED,) * axes)
+            made = h5py.h5d.create(file.id, b"end", node.id.get_type(), space, created)
+            content = made.read_direct_chunk((0,) * axes)[1]
+        except (TypeError, ValueError, RuntimeError, OSError, MemoryError):
+            return True
+    return len(content) == size and not any(content)
+
+
+def _stored(node: Any, place: tuple[int, ...]) -> tuple[int, int, memoryview] | None:
+    """Return which filters a chunk does not have, by their bits, how many bytes, and if it has filters, these.
+
+    None if it was never written.
+    """
+    told, is_filtered = node.id.get_chunk_info_by_coord(place), node.id.get_create_plist().get_nfilters() > 0
+    size, is_told = told.size, told.byte_offset is not None
+    # Then HDF5 has told of another chunk, or of none: it numbers them as if they grew along the first axis.
+    is_of_another = node.maxshape.count(None) == 1 and node.maxshape[0] is not None
+    if not is_of_another and not (is_told and is_filtered):
+        return (0, size, memoryview(b"")) if is_told else None
+    if size > bounded_codecs.MOST_IN_MEMORY:
+        raise ValueError(f"its chunk at {place} has {size:,} bytes")
+    try:
+        mask, content = node.id.read_direct_chunk(place) if node.id.get_num_chunks() else (0, None)
+    except (RuntimeError, OSError, MemoryError) as error:
+        if "not allocated" not in str(error):
+            raise ValueError(f"its chunk at {place} can't be read ({error or 'it has no bytes'})") from None
+        content = None
+    if content is None:
+        return None
+    if not is_of_another and (mask, len(content)) != (told.filter_mask, size):
+        raise ValueError(f"there are two chunks at {place}")
+    # Without filters, as many bytes are read as a chunk should have, and what is told of any is right.
+    return mask, len(content) if is_filtered or not is_told else size, memoryview(content)
+
+
+def _decoded(mask: int, length: int, content: memoryview, filters: list[int], most: int) -> int:
     """Return to how many bytes a chunk decodes, or a number above `most`."""
-    active = [each for number, each in enumerate(filters) if not stored.filter_mask >> number & 1]
-    length, is_measured = stored.size, False
+    active = [each for number, each in enumerate(filters) if not mask >> number & 1]
+    is_measured = False
     for number in reversed(active):
         if number == _FLETCHER32:
             length -= _CHECKSUM
         elif number in _MEASURES and not is_measured and length <= bounded_codecs.MOST_IN_MEMORY:
-            content = memoryview(node.id.read_direct_chunk(place)[1])
             length = _MEASURES[number](content[:length], most + _CHECKSUM * len(filters))
         elif number != _SHUFFLE:
             name = _OTHERS.get(number, str(number))

@@ -8,7 +8,6 @@ names.
 from __future__ import annotations
 
 import base64
-import binascii
 import io
 import json
 import math
@@ -95,13 +94,13 @@ class Manifest:
     def _decoded(self, key: str, entry: Any) -> bytes | FileRange:
         match entry:
             case bytes() | str():
-                value = entry.encode() if isinstance(entry, str) else entry
-                if not value.startswith(b"base64:"):
-                    return value
                 try:
+                    value = entry.encode() if isinstance(entry, str) else entry
+                    if not value.startswith(b"base64:"):
+                        return value
                     return base64.b64decode(value.removeprefix(b"base64:"), validate=True)
-                except binascii.Error as error:
-                    raise SourceError(self.url, f"the value of {key!r} is no base64: {error}") from None
+                except ValueError as error:
+                    raise SourceError(self.url, f"the value of {key!r} is no text, or no base64: {error}") from None
             case dict():
                 return json.dumps(entry).encode()
             case [str(url)] | [str(url), None, None]:

@@ -239,8 +239,9 @@ class _Repairer:
         lost = head_cache.commit_id
         if (there is not None and there.header.id == lost) or commits.oldest_kept.is_above(branch, head_cache.version):
             return
-        if head_cache.is_durable_at(self.storage.place()):
-            told = f"commit {lost.hex()} was durable here and is lost: a rest of it may be in {names.QUARANTINE}/"
+        if head_cache.durable:
+            here = " here" if head_cache.is_durable_at(self.storage.place()) else ""  # else where this was copied from
+            told = f"commit {lost.hex()} was durable{here} and is lost: a rest of it may be in {names.QUARANTINE}/"
             self.lost.append(Fault(names.commit_path(branch, head_cache.version), told, part="missing"))
         self._files.move_away(names.head_cache_path(branch), f"moved away: it names commit {lost.hex()}, which is lost")
 
