@@ -24,8 +24,10 @@ from tests.tools.upkeep import below
 from tests.tools.waiting import wait_for_background_cleanup, wait_until
 from tests.tools.workers import QUICK, Worker, ended
 from tests.transactions.test_dead_uploads import kill
+from txstore.format import names
 from txstore.maintenance import erase as erasing
 from txstore.maintenance import optimize as optimizing
+from txstore.segments import object_writer
 from txstore.storage import leases
 
 #: The labels 10 and so on; a row has 16 elements, and there are 4 rows in a chunk.
@@ -157,6 +159,23 @@ def test_what_an_open_transaction_has_staged_does_not_come_back(somewhere, kind,
                 array(store)[1] = 6
             assert array(again(somewhere).snapshot())[1, 0] == 6
     check_erased(somewhere, kind)
+
+
+@pytest.mark.parametrize("kind", ERASED)
+def test_what_it_uploads_after_the_erasure_goes_with_the_conflict(in_objects, kind, monkeypatch):
+    """It stood still until its lease was over. What it has staged of the chunk has the other rows, too."""
+    monkeypatch.setattr(object_writer, "INLINE_SIZE", 0)
+    store, objects = again(in_objects).transaction("stands still"), objects_of(in_objects)
+    with monkeypatch.context() as patch:
+        patch.setattr(leases, "BEAT", 1000.0)  # it renews nothing
+        write_beside(store)
+        wait_until(lambda: any(path.endswith(names.LEASE) for path, _ in below(objects)))
+    objects.delete([path for path, _ in below(objects) if path.endswith(names.LEASE)])
+    in_objects.erase(*ERASED[kind], timeout=0)
+    with pytest.raises(txstore.ConflictError, match="erased after this transaction had begun"):
+        store.commit()
+    check_erased(in_objects, kind)
+    store.rollback()
 
 
 def test_on_a_branch_whose_head_had_nothing_to_erase(in_objects: txstore.Repository) -> None:

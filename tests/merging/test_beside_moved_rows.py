@@ -73,6 +73,30 @@ WAYS: dict[str, Callable[..., None]] = {
 }
 
 
+def append(store: txstore.TxStore) -> None:
+    txstore.upsert(rows([4]), store, dim="x")
+
+
+@pytest.mark.parametrize("group", ["", "below"])
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("longer", [append, drop_last], ids=["longer", "shorter"])
+def test_an_array_of_the_length_before(table: txstore.Repository, longer: Step, turned: bool, group: str) -> None:
+    """The dimension would have two lengths."""
+    changes = doubled(table, group), longer
+    with pytest.raises(txstore.MergeConflictError) as caught:
+        merged(table, *(changes[::-1] if turned else changes))
+    found = {conflict.path: conflict.kind for conflict in caught.value.conflicts}
+    assert {f"{group}/w".lstrip("/"), "v", "x"} <= found.keys()
+    assert set(found.values()) == {"structure"}
+
+
+@pytest.mark.parametrize("turned", [False, True])
+def test_an_array_of_another_length(table: txstore.Repository, turned: bool) -> None:
+    changes = lambda store: zarr.create_array(store, name="w", data=np.zeros(9), dimension_names=["x"]), append
+    merged(table, *(changes[::-1] if turned else changes))
+    assert zarr.open_array(table.snapshot(), path="w").shape == (9,)
+
+
 @pytest.mark.parametrize("group", ["", "below"])
 @pytest.mark.parametrize("way", WAYS)
 @pytest.mark.parametrize("turned", [False, True])

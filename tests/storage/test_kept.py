@@ -183,6 +183,23 @@ def test_a_child_begins_with_nothing_in_memory() -> None:
     assert memory.find(ID, 0) is not None
 
 
+@pytest.mark.parametrize("before", [0, 1, 2])
+@pytest.mark.parametrize("knows", [False, True])
+def test_what_was_fetched_before_another_process_emptied_it_is_not_kept(path: Path, before: int, knows: bool) -> None:
+    """As an erasure does. A process may stand still for any time between the answer and the piece."""
+    eraser, cache = on_disk(path), PackCache(CacheDirectory(str(path), 64 << 20), PieceMemory(1 << 20))
+    for number in range(before):
+        cache.keep(OTHER, number * 100, piece(number * 100, 100))
+        eraser.forget_all()
+    since = cache.state if knows else None
+    eraser.forget_all()
+    cache.keep(ID, 0, piece(0, 100), since=since)
+    assert cache.find(ID, 0, 100) is on_disk(path).find(ID, 0, 100) is None
+    assert all(piece(0, 100) not in file.read_bytes() for file in pieces_of(path))
+    cache.keep(ID, 0, piece(0, 100), since=cache.state)
+    assert on_disk(path).find(ID, 0, 100) == piece(0, 100)
+
+
 # --- on disk
 
 

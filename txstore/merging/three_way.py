@@ -23,6 +23,7 @@ and for nodes, as a whole:
 | moved rows of the array (`row_moves`)   | changed chunks, or moved rows, too                         | "structure" |
 | moved rows of the array                 | shortened it there, or made an array with this dimension   | "structure" |
 | resized the array along an axis         | resized it along this axis to another extent               | "append"    |
+| resized the array along an axis         | made an array with this dimension, as long as that was     | "structure" |
 | moved the node                          | moved it elsewhere, or made something where it is now      | "moved"     |
 | moved the node                          | deleted it                                                 | "deleted"   |
 
@@ -65,6 +66,8 @@ if TYPE_CHECKING:
 _THREE = ("base", "ours", "theirs")
 #: About this many bytes of one side are decoded at a time.
 _PAGE = 4 << 20
+#: A dimension, and how long it was; None: its rows have moved.
+_Length = tuple[str, int | None]
 
 
 @dataclass(repr=False)
@@ -302,25 +305,33 @@ class _ThreeWayMerge:
             self._answers.check_alike([found[path] for path in tied])
 
     def _is_beside_moved_rows(self, ours: Described | None, theirs: Described | None) -> bool:
-        """Tell whether one side alone has made an array, and the other has moved rows along one of its dimensions."""
+        """Tell whether one side alone has made an array, and the other has moved rows along one of its dimensions.
+
+        Or has resized an array along one, which was as long before as the new array is.
+        """
         if (ours is None) == (theirs is None):
             return False
         made, of_other = (ours, 1) if theirs is None else (theirs, 0)
         if made is None or not made.dimensions:
             return False
         moved = self._moved[of_other]
-        return any(not moved[group].isdisjoint(made.dimensions) for group in ancestors(made.path) if group in moved)
+        along = {*zip(made.dimensions, made.node.shape, strict=False), *((name, None) for name in made.dimensions)}
+        return any(not moved[group].isdisjoint(along) for group in ancestors(made.path) if group in moved)
 
     @cached_property
-    def _moved(self) -> tuple[dict[str, set[str]], dict[str, set[str]]]:
-        """Along which dimensions arrays have moved rows, by group: on our side, and on theirs."""
-        found: tuple[dict[str, set[str]], dict[str, set[str]]] = {}, {}
+    def _moved(self) -> tuple[dict[str, set[_Length]], dict[str, set[_Length]]]:
+        """Along which dimensions arrays have moved rows, or had another length before, by group: on our side, and on
+        theirs.
+        """
+        found: tuple[dict[str, set[_Length]], dict[str, set[_Length]]] = {}, {}
         for path in self._nodes_changed():
             base, *sides = self._described(path)
             for moved, side in zip(found, sides, strict=True):
                 if path and base is not None and side is not None:
-                    along = moved_along(base.attributes, side.attributes, side.dimensions)
-                    moved.setdefault(path.rpartition("/")[0], set()).update(along)
+                    along = moved.setdefault(path.rpartition("/")[0], set())
+                    along |= {(name, None) for name in moved_along(base.attributes, side.attributes, side.dimensions)}
+                    lengths = zip(side.dimensions, base.node.shape, side.node.shape, strict=False)
+                    along |= {(name, was) for name, was, is_now in lengths if name is not None and was != is_now}
         return found
 
     def _between(self, path: str, base: Described | None, ours: Described, theirs: Described) -> str | None:

@@ -2,7 +2,8 @@
 
 Pieces of remote packs are kept by pack and offset, in memory and, if the caller names one, in a local directory. Packs
 are immutable, so a piece never goes stale. The id of a pack is random, so one cache can hold pieces of all
-repositories. An erasure empties a cache before it reads on (`PackCache.heed`).
+repositories. An erasure empties a cache before it reads on (`PackCache.heed`). Who empties a directory first writes a
+random number in the place of a piece: a process that has then stored a piece looks at it, and deletes the piece.
 
 The directory is limited in bytes, shared by the processes of one user, and safe to lose. Each piece is one file,
 `<xx>/<pack>/<offset>-<length>` in hexadecimal, which ends in a checksum of pack, offset and content. A process writes
@@ -64,6 +65,9 @@ _ABANDONED_AFTER = 3600
 _LISTED_AFTER_NS = 100_000_000
 _LISTINGS_MOST = 1024
 _BLOCK = 4096  # what the last bytes of a file cost
+
+#: The id in the place of a pack's under which lies a number: another one each time that a directory is emptied.
+_EMPTIED = bytes(16)
 
 #: Files are fetched ahead in pieces of this length.
 PIECE = 4 << 20
@@ -265,10 +269,18 @@ class CacheDirectory:
         self._forget_listing(pack_id)
 
     def forget_all(self) -> None:
+        self.forget(_EMPTIED)
+        self.keep(_EMPTIED, 0, os.urandom(16))
         for _, _, path in self._files():
-            self._delete(path)
+            if not path.startswith(_directory(_EMPTIED)):
+                self._delete(path)
         with self._lock:
             self._listings.clear()
+
+    def emptied(self) -> bytes | None:
+        """Return another value each time that a process has emptied the directory."""
+        found = self.find(_EMPTIED, 0)
+        return None if found is None else bytes(found[1])
 
     def _listing(self, pack_id: bytes) -> list[_Piece]:
         """Return the pieces of a pack. The list is not changed any more."""
@@ -385,6 +397,8 @@ class PackCache:
     def __init__(self, directory: CacheDirectory | None = None, memory: PieceMemory = _shared) -> None:
         self._directory = directory
         self._memory = memory
+        self._emptied: bytes | None = None
+        self._was_emptied()
 
     @property
     def state(self) -> int:
@@ -404,6 +418,9 @@ class PackCache:
             self._memory.keep(pack_id, offset, content)
         if self._directory is not None:
             self._directory.keep(pack_id, offset, content)
+            if self._was_emptied():  # by another process: what threads are asking for may be from before, too
+                self._memory.forget_all()
+                self._directory.forget(pack_id)
         if since is not None and since != self.state:
             self.forget(pack_id)
 
@@ -457,10 +474,18 @@ class PackCache:
             if part.find(erasures, 0) is None:
                 part.forget_all()
                 part.keep(erasures, 0, b"\0")  # as if it were a piece of a pack
+        self._was_emptied()
 
     def forget_all(self) -> None:
         for part in self._parts():
             part.forget_all()
+        self._was_emptied()
+
+    def _was_emptied(self) -> bool:
+        """Tell whether a process has emptied the directory since this was called last."""
+        known = self._emptied
+        self._emptied = None if self._directory is None else self._directory.emptied()
+        return known != self._emptied
 
     def _parts(self) -> Iterator[PieceMemory | CacheDirectory]:
         if self._directory is not None:

@@ -25,7 +25,7 @@ from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from concurrent.futures import Future, wait
 from contextlib import suppress
 
@@ -83,6 +83,9 @@ def commit(tx: Lifecycle, message: str | None, *, allow_lost: bool) -> Snapshot 
         except ConflictError as error:
             _log.debug("%s: commit conflicts: %s", url, error)
             observing.count("commit.conflicts", 1)
+            if tx.staging.has_erased:  # I12: the erasure did not see what this process has uploaded only then
+                with suppress(OSError):
+                    roll_back(tx)
             raise
         if made is not None and made.stored is not None:
             stored, commit = made.stored, made.stored.commit
@@ -385,7 +388,8 @@ def close_parts(part: Part, view: View, *, allow_lost: bool = False) -> None:
     left_out = given_up if members.is_named else lost
     broken = staged.settle(lost, are_equal, left_out, whole=whole)
     if broken and (killed := siblings.killed(shared)):  # other processes may have repeated their tasks
-        broken = staged.settle(lost | dict.fromkeys(killed, -1), are_equal, left_out, among=broken)
+        left = staged.settle(lost | dict.fromkeys(killed, -1), are_equal, left_out, among=broken)
+        broken = [key for key in broken if key in left or not _is_repeated(view, key, killed)]
     lost_keys = siblings.lost_keys(lost, whole)
     lost_keys += [key for key in _built_on_lost(part, view, shared, lost) if key not in lost_keys]
     if allow_lost:  # except keys whose values a loss of power destroyed, because they were never synced
@@ -400,6 +404,15 @@ def close_parts(part: Part, view: View, *, allow_lost: bool = False) -> None:
             reason=_UNKNOWN_TO_EACH_OTHER + "".join(_told_of_regions(view, key) for key in broken[:1]),
             advice=_LOCKED_TOO_LATE if all(_have_locked(part, key) for key in broken) else _TAKE_TURNS,
         )
+
+
+def _is_repeated(view: View, key: str, killed: Collection[int]) -> bool:
+    """Tell whether a key has what the killed participants wrote: nobody knows who of them and the others was first."""
+    links, now = [link for link in view.staged.links(key) if link.participant in killed], view.as_known(key)
+    try:
+        return not any(view.merger(key).differ(view.value(link), now, link.region) for link in links)
+    except NotMergeableError:
+        return all(view.value(link) == now for link in links)
 
 
 def _built_on_lost(part: Part, view: View, shared: SharedTransaction, lost: Mapping[int, int]) -> set[str]:

@@ -266,6 +266,7 @@ class Draft:
                 keys = [key for key, _ in staged.items() if covers(key)]
                 keys += [each for each in staged.prefixes if any(is_related(each, path) for path in record.paths)]
                 if keys:
+                    self.staging.has_erased = True
                     reason = "keys lie below what was erased after this transaction had begun"
                     raise ConflictError(keys, reason=reason, base=self.base.commit, head=head.commit)
 

@@ -91,6 +91,7 @@ class Staging:
         # Shared by all transactions of this process that use this object.
         self.turns = KeyTurns(is_slow=commits.staged.uploads)
         self.is_unsettled = False  # the writes may have been published: no file may be deleted
+        self.has_erased = False  # what is staged may have values that were erased since
         self._commits = commits
         processes.watch(self)
 

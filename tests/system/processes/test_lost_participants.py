@@ -18,7 +18,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.tools.members import committed, enter, get, join, locked, members, put, seal
+from tests.tools.members import committed, enter, fill, get, join, locked, members, put, seal
 from tests.tools.workers import QUICK, TIMEOUT
 from txstore.store import TxStore
 
@@ -32,6 +32,23 @@ def fill_chunks(store: TxStore, start: int, stop: int, value: int, until: int | 
     z = zarr.open_array(store, path="x")
     for chunk in range(start, stop if until is None else until):
         z[4 * chunk : 4 * chunk + 4] = value
+
+
+@pytest.mark.parametrize("again", [1, 2], ids=["equal", "other values"])
+@pytest.mark.parametrize("stop", [4, 2], ids=["a chunk", "a half of one"])
+def test_only_equal_work_is_that_of_a_killed_one_done_again(repo, store, again, stop):
+    """Its operation had returned, and so counts. Who does it again, or did the like before, does not know of it."""
+    with members(store, 2) as (worker, other):
+        other.do(fill, "x", stop, 5, 5)
+        other.do(fill, "x", 0, stop, again)
+        worker.do(fill, "x", 0, stop, 1)
+        worker.kill()
+        if again == 1:
+            store.commit()
+        else:
+            with pytest.raises(txstore.ConflictError, match="without knowing"):
+                store.commit()
+    assert committed(repo)[:2] == ([1] * 2 if again == 1 else [0] * 2)
 
 
 def fill_in_block(store: TxStore, start: int, stop: int, value: int) -> None:
