@@ -147,3 +147,17 @@ def test_what_lies_below_an_array_that_became_a_group(look: Look, tmp_path: Path
         mapping["a/b/c/0"] = bytes(4)
     told = look(repo, "#/diff").page.locator(".diff summary :is(.badge, .strong)")
     expect(told).to_have_text(["removed", "a", "added", "a", "added", "a/b"])
+
+
+@FILES
+def test_a_parent_that_is_no_longer_kept(look: Look, tmp_path: Path) -> None:
+    """Its file is there, since values in it are read, and that of one of its runs is gone."""
+    repo = repo_of(tmp_path, a=document())
+    for name in ("a", "b", "c"):
+        with repo.begin(name) as mapping:
+            mapping["a/zarr.json"] = json.dumps(document(attributes={"by": name})).encode()
+            mapping[f"{name}/zarr.json"] = json.dumps(document()).encode()
+    repo.vacuum(keep=1)
+    oldest = repo.log()[-1]
+    detail = look(repo, f"#/history/{oldest.id}").page.locator(".detail")
+    expect(detail).to_contain_text("its parent is not kept")
