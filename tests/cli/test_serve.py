@@ -17,6 +17,7 @@ from typer.testing import CliRunner
 import txstore
 from tests.tools.waiting import wait_until
 from txstore.cli.main import app
+from txstore.cli.serve import redirecting_to
 from txstore.serving.server import Server
 
 
@@ -85,3 +86,11 @@ def test_no_signal_leaves_the_file_of_the_browser(url: str, tmp_path: Path, endi
             with suppress(subprocess.TimeoutExpired):
                 process.wait(20)
     assert list(temporary.glob("*.html")) == []
+
+
+def test_a_server_that_runs_is_told_to_end_and_not_interrupted() -> None:
+    told: list[int] = []
+    with redirecting_to("http://127.0.0.1:1/"):
+        signal.signal(signal.SIGTERM, lambda number, _: told.append(number))  # as uvicorn does
+        signal.raise_signal(signal.SIGHUP)
+    assert told == [signal.SIGTERM]

@@ -9,6 +9,7 @@ from itertools import product
 from pathlib import Path
 from typing import Any
 
+import fsspec
 import numpy as np
 import pytest
 import zarr
@@ -16,7 +17,7 @@ import zarr
 import txstore
 from tests.serving.asking import Answer, ask, scope_of
 from txstore.history.snapshot import Snapshot
-from txstore.serving import application
+from txstore.serving import answers, application
 from txstore.serving.application import Application
 
 Get = Callable[..., Answer]
@@ -192,6 +193,33 @@ async def test_nothing_is_read_for_who_has_left(repo: txstore.Repository, monkey
     scope = scope_of("/at/main/big") | {"raw_path": None}  # which not every server tells
     await application(repo)(scope, receive, send)
     assert 4 <= len(sent) < 10
+
+
+@pytest.mark.parametrize("place", ["at", "files"])
+async def test_many_who_do_not_read_hold_little(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, place: str) -> None:
+    """Each has a piece in memory; what fetches from object stores ends the process if there is none left."""
+    monkeypatch.setattr(answers, "FETCHED", 4 * answers.PIECE)
+    monkeypatch.setattr(answers, "HELD", 4 * answers.PIECE)
+    repo = txstore.Repository(f"memory://{tmp_path}/far.tx", single_writer=True)
+    with repo.begin() as mapping:
+        mapping["big"] = bytes(4 * answers.PIECE - 1)
+    app = application(repo)
+    [pack] = fsspec.filesystem("memory").glob(f"{tmp_path}/far.tx/packs/*/*")
+    path = "/at/main/big" if place == "at" else f"/files/{pack.partition('/far.tx/')[2]}"
+    held: list[int] = []
+
+    async def stuck(message: Any) -> None:
+        if message["type"] == "http.response.body":
+            held.append(len(message["body"]))
+            await asyncio.get_running_loop().create_future()
+
+    asking = [asyncio.ensure_future(app(scope_of(path), asyncio.Event().wait, stuck)) for _ in range(40)]
+    while len(held) < 40:
+        await asyncio.sleep(0.01)
+    for each in asking:
+        each.cancel()
+    await asyncio.gather(*asking, return_exceptions=True)
+    assert sum(held) < 2 * 40 * answers.PIECE
 
 
 # --- what is not there

@@ -122,7 +122,7 @@ def redirecting_to(address: str) -> Iterator[Path]:
     All users see the browser's command line, so the token must not be part of it.
     """
     with (
-        _ended_as_by_ctrl_c(signal.SIGTERM, signal.SIGHUP),
+        _ended_as_by_ctrl_c(),
         tempfile.NamedTemporaryFile("w", prefix="txstore-", suffix=".html", encoding="ascii") as file,
     ):
         file.write(f'<!doctype html><meta http-equiv="refresh" content="0; url={html.escape(address)}">\n')
@@ -131,9 +131,17 @@ def redirecting_to(address: str) -> Iterator[Path]:
 
 
 @contextlib.contextmanager
-def _ended_as_by_ctrl_c(*signals: signal.Signals) -> Iterator[None]:
-    """Let signals raise `KeyboardInterrupt` while the block runs, so that what it has made is deleted."""
-    before = {each: signal.signal(each, signal.default_int_handler) for each in signals}
+def _ended_as_by_ctrl_c() -> Iterator[None]:
+    """Let SIGTERM raise `KeyboardInterrupt` while the block runs, so that what it has made is deleted.
+
+    SIGHUP does what SIGTERM does at that time: a running server has a handler for it that raises nothing, and Python
+    drops what is raised while it deletes an object.
+    """
+    handlers = {
+        signal.SIGTERM: signal.default_int_handler,
+        signal.SIGHUP: lambda *_: signal.raise_signal(signal.SIGTERM),
+    }
+    before = {each: signal.signal(each, handler) for each, handler in handlers.items()}
     try:
         yield
     finally:

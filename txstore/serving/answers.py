@@ -36,8 +36,10 @@ REVALIDATED = b"no-cache"
 BYTES, JSON = b"application/octet-stream", b"application/json"
 #: Bytes of an answer that are passed to the connection at once; it waits until they are sent.
 PIECE = 1 << 18
-#: Bytes that are fetched from remote storage at once; each request has as many in memory.
-FETCHED = 1 << 22
+#: Most bytes that are fetched from remote storage at once, and that all answers together hold in such pieces.
+FETCHED, HELD = 1 << 22, 1 << 26
+#: Answers that are being sent piece by piece.
+_under_way: set[AsyncGenerator[bytes]] = set()
 
 #: A browser never runs repository content as a page of this server, whatever the content is.
 _NOTHING = b"default-src 'none'; sandbox"
@@ -172,6 +174,11 @@ def select(scope: Scope, tag: bytes | None, length: int, cache: bytes) -> Select
     return Selected(206, [*about, (b"content-range", part)], range(start, stop))
 
 
+def fetched_at_once() -> int:
+    """Return how many bytes an answer fetches at once: it holds them until its client reads, which may be never."""
+    return max(PIECE, min(FETCHED, HELD // max(1, len(_under_way))))
+
+
 async def answer_in_pieces(
     scope: Scope, receive: Receive, send: Send, selected: Selected, kind: bytes, pieces: AsyncGenerator[bytes]
 ) -> None:
@@ -181,21 +188,25 @@ async def answer_in_pieces(
         length = len(span) if status < 300 else None
         await answer(scope, send, status, about, kind=kind if status < 300 else None, length=length)
         return
+    gone = None
     async with contextlib.aclosing(pieces):  # at once: it may keep a snapshot, which a vacuum waits for
-        first = await anext(pieces, b"")  # an error at the start is reported before the answer begins
-        done = len(first)
-        await answer(scope, send, status, about, first, kind=kind, length=len(span), more=done < len(span))
-        if done == len(span):
-            return
-        gone = asyncio.ensure_future(until_gone(receive))
+        _under_way.add(pieces)
         try:
+            piece = await anext(pieces, b"")  # an error at the start is reported before the answer begins
+            done = len(piece)
+            await answer(scope, send, status, about, piece, kind=kind, length=len(span), more=done < len(span))
+            if done == len(span):
+                return
+            gone = asyncio.ensure_future(until_gone(receive))
             async for piece in pieces:
                 if gone.done():
                     return  # nothing more is fetched
                 done += len(piece)
                 await send({"type": "http.response.body", "body": piece, "more_body": done < len(span)})
         finally:
-            gone.cancel()
+            _under_way.discard(pieces)
+            if gone is not None:
+                gone.cancel()
 
 
 async def answer_part(scope: Scope, send: Send, selected: Selected, kind: bytes, part: bytes) -> None:

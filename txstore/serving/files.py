@@ -24,7 +24,6 @@ from txstore.interchange.destinations import LocalDestination, open_destination
 from txstore.interchange.places import Place
 from txstore.serving.answers import (
     BYTES,
-    FETCHED,
     PIECE,
     REVALIDATED,
     Failure,
@@ -35,6 +34,7 @@ from txstore.serving.answers import (
     answer,
     answer_compressed,
     answer_in_pieces,
+    fetched_at_once,
     headers_of,
     is_current,
     select,
@@ -87,7 +87,7 @@ class RepositoryFiles:
                 self._sizes[path] = file.size
             tag = None if file.tag is None else f'"{file.tag}"'.encode()
             selected = select(scope, tag, file.size, b"no-store" if tag is None else REVALIDATED)
-            pieces = _pieces(file, selected.span, PIECE if self._engine.storage.ranges is None else FETCHED)
+            pieces = _pieces(file, selected.span, is_far=self._engine.storage.ranges is not None)
             await answer_in_pieces(scope, receive, send, selected, BYTES, pieces)
         finally:
             file.close()
@@ -113,9 +113,11 @@ class RepositoryFiles:
         return "\n".join(lines).encode("ascii")
 
 
-async def _pieces(file: OpenFile, span: range, most: int) -> AsyncGenerator[bytes]:
-    for start in range(span.start, span.stop, most):
-        yield await in_thread(file.read, start, min(most, span.stop - start))
+async def _pieces(file: OpenFile, span: range, *, is_far: bool) -> AsyncGenerator[bytes]:
+    stop = span.start
+    while stop < span.stop:
+        start, stop = stop, min(stop + (fetched_at_once() if is_far else PIECE), span.stop)
+        yield await in_thread(file.read, start, stop - start)
 
 
 _PAGE = Path(__file__).with_name("page")

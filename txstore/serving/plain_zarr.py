@@ -31,7 +31,6 @@ from txstore.history.snapshot import Snapshot
 from txstore.segments.runs import Found
 from txstore.serving.answers import (
     BYTES,
-    FETCHED,
     JSON,
     PIECE,
     REVALIDATED,
@@ -41,6 +40,7 @@ from txstore.serving.answers import (
     Send,
     answer_in_pieces,
     answer_part,
+    fetched_at_once,
     headers_of,
     select,
 )
@@ -87,7 +87,8 @@ class PlainZarr:
             if document is not None:
                 content, tag = document
                 selected = select(scope, tag, len(content), REVALIDATED)
-                await answer_part(scope, send, selected, JSON, content[selected.span.start : selected.span.stop])
+                part = memoryview(content)[selected.span.start : selected.span.stop]
+                await answer_in_pieces(scope, receive, send, selected, JSON, _cut(part))
                 return
         found = await in_thread(_look_up, snapshot, key) if self._is_ranged else _look_up(snapshot, key)
         is_foreign = found.kind == packfile.REF_FOREIGN
@@ -123,12 +124,12 @@ async def _fetched(snapshot: Snapshot, key: str, found: Found, span: range, leng
     piece is sent.
     """
     is_whole = len(span) == length
-    if is_whole and length <= FETCHED:
+    if is_whole and length <= fetched_at_once():
         yield bytes(_there(await in_thread(snapshot.get_view, key), key, length))
         return
-    checksum = 0
-    for start in range(span.start, span.stop, FETCHED) or (span.start,):
-        stop = min(start + FETCHED, span.stop)
+    checksum, stop = 0, span.start
+    while stop < span.stop:
+        start, stop = stop, min(stop + fetched_at_once(), span.stop)
         piece = bytes(_there(await in_thread(snapshot.get_part, key, slice(start, stop)), key, stop - start))
         checksum = extend(checksum, piece) if is_whole else 0
         if is_whole and stop == span.stop and found.kind == packfile.REF_PACK and checksum != found.checksum:

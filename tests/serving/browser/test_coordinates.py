@@ -44,6 +44,8 @@ def grid(tmp_path_factory: pytest.TempPathFactory) -> txstore.Repository:
         root.create_array("hourly", data=np.arange(2.0), dimension_names=("hour",))
         coordinate(root, "huge", [1e300, -1e300], {"units": "days since 2026-01-01"})
         root.create_array("far", data=np.arange(2.0), dimension_names=("huge",))
+        coordinate(root, "never", np.arange(2), {"units": "days since 2026-02-31"})
+        root.create_array("nowhere", data=np.arange(2.0), dimension_names=("never",))
     return repo
 
 
@@ -109,6 +111,7 @@ def test_sliders_and_lines_say_dates(look: Look, grid: txstore.Repository) -> No
         ("pressure", "[1] = 1 at 10.5 hPa"),
         ("hourly", "[1] = 1 at 2000-01-02 03:45"),
         ("far", re.compile(r"\[1\] = 1 at -1\.0000e\+300 days since")),
+        ("nowhere", "[1] = 1 at 1 days since 2026-02-31"),
         ("lon", "[3] = 10 at 10°E"),
     ],
 )

@@ -231,6 +231,8 @@ SCALAR_2 = FORMAT_2 | {"shape": [], "chunks": []}
         (SCALAR_2 | {"dtype": "<U4", "fill_value": None}, ""),
         (SCALAR_2 | {"dtype": "|O", "fill_value": 0, "filters": [{"id": "vlen-utf8"}]}, ""),
         (SCALAR_2 | {"dtype": "<M8[s]", "fill_value": None}, "NaN"),
+        (SCALAR_2 | {"dtype": "<i8", "fill_value": None,
+                     "filters": [{"id": "fixedscaleoffset", "dtype": "<i8", "scale": 1, "offset": 0}]}, "0"),
     ],
 )  # fmt: skip
 def test_fill_values_that_javascript_reads_otherwise(look, tmp_path, told, seen):

@@ -133,3 +133,31 @@ def test_a_worker_that_never_answers_is_ended(look: Look, tmp_path: Path, leaves
     page.get_by_role("link", name="Usage").click()
     expect(page.locator(".members tbody tr").first).to_be_visible()
     wait_until(lambda: page.evaluate("1") == len(page.workers))
+
+
+@FILES
+def test_what_lies_below_an_array_that_became_a_group(look: Look, tmp_path: Path) -> None:
+    repo = repo_of(tmp_path, a=document())
+    with repo.begin() as mapping:
+        mapping["a/c/0"] = bytes(4)
+    with repo.begin() as mapping:
+        mapping.delete_dir("a")
+        mapping["a/zarr.json"] = b'{"zarr_format": 3, "node_type": "group"}'
+        mapping["a/b/zarr.json"] = json.dumps(document()).encode()
+        mapping["a/b/c/0"] = bytes(4)
+    told = look(repo, "#/diff").page.locator(".diff summary :is(.badge, .strong)")
+    expect(told).to_have_text(["removed", "a", "added", "a", "added", "a/b"])
+
+
+@FILES
+def test_a_parent_that_is_no_longer_kept(look: Look, tmp_path: Path) -> None:
+    """Its file is there, since values in it are read, and that of one of its runs is gone."""
+    repo = repo_of(tmp_path, a=document())
+    for name in ("a", "b", "c"):
+        with repo.begin(name) as mapping:
+            mapping["a/zarr.json"] = json.dumps(document(attributes={"by": name})).encode()
+            mapping[f"{name}/zarr.json"] = json.dumps(document()).encode()
+    repo.vacuum(keep=1)
+    oldest = repo.log()[-1]
+    detail = look(repo, f"#/history/{oldest.id}").page.locator(".detail")
+    expect(detail).to_contain_text("its parent is not kept")

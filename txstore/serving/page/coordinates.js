@@ -54,6 +54,7 @@ export function dates(units, calendar = "standard") {
   if (!length || !GREGORIAN.test(calendar)) return null;
   const start = new Date(Date.UTC(2000, 0, 1, hour, minute, 0, 0));
   start.setUTCFullYear(year, month - 1, day);
+  if (start.getUTCMonth() !== month - 1) return null; // there is no such day
   const zone = (sign === "-" ? -1 : 1) * (Number(zoneHours) * 60 + Number(zoneMinutes)) * 6e4;
   const begins = start.getTime() + Number(second) * 1e3 - zone;
   if (begins < REFORM && !/^proleptic/i.test(calendar)) return null;

@@ -78,7 +78,7 @@ function typed(document) {
     return { document: { ...as(`v2:S${bytes}`, name), fill_value: "" }, fill: new TextDecoder().decode(fill).replaceAll("\0", "") };
   }
   if (name === "fixed_length_utf32" && bytes > 0) return { document: as(`v2:U${bytes / 4}`) };
-  return { document: { ...as(document.data_type, document.dtype), fill_value: fillOf(name, document.fill_value) } };
+  return { document: { ...as(document.data_type, document.dtype), fill_value: fillOf(name, document.fill_value ?? 0) } };
 }
 
 /** The places that a selection takes along an axis, by chunk: [chunk, first place in it, how many, first in the output]. */

@@ -77,7 +77,8 @@ export async function compare(nodes, stores, most, signal) {
   const changes = new Map();
   let [bytes_added, bytes_dropped] = [0, 0];
   let truncated = false;
-  let [array, path] = ["\0", ""]; // of the last key: the next one mostly belongs to it, too
+  let [array, are] = ["\0", []]; // the array of the last key, and on which sides it is one: the next one mostly belongs to it, too
+  const add = (path, each) => (changes.get(path) ?? changes.set(path, []).get(path)).push(each);
   const differ = [];
   for await (const each of differing(stores, "", signal)) {
     if ((truncated = differ.length >= MOST_KEYS)) break;
@@ -91,12 +92,16 @@ export async function compare(nodes, stores, most, signal) {
     await Promise.all(ahead.filter(([, name]) => isDocument(name)).map(([above]) => at(above)));
     bytes_added += each.after?.length ?? 0;
     bytes_dropped += each.before?.length ?? 0;
-    if (!each.key.startsWith(array)) {
-      path = await nodeOf(at, each.key);
-      array = (await at(path)).some((side) => side?.kind === "array") ? prefixOf(path) : "\0";
+    const sides = [each.before, each.after].flatMap((there, side) => (there ? [side] : []));
+    if (each.key.startsWith(array) && sides.every((side) => are[side])) {
+      add(array.slice(0, -1), each);
+      continue;
     }
-    if (!changes.has(path)) changes.set(path, []);
-    changes.get(path).push(each);
+    const [path, other = path] = await Promise.all(sides.map((side) => nodeOf(at, each.key, side)));
+    are = (await at(path)).map(isArray);
+    array = path && are.includes(true) ? prefixOf(path) : "\0";
+    if (path === other) add(path, each);
+    else for (const [name, there] of [[path, { before: each.before }], [other, { after: each.after }]]) add(name, { key: each.key, ...there });
   }
   const found = [];
   for (const path of [...changes.keys()].sort()) found.push(...changesOf(path, await at(path), changes.get(path)));
@@ -109,16 +114,21 @@ export async function compare(nodes, stores, most, signal) {
   return { bytes_added, bytes_dropped, nodes: kept, truncated: truncated || found.length > most || kept.some((each) => each.truncated) };
 }
 
-/** The path of the node that a key belongs to: the array above it, or what is right above. */
-async function nodeOf(at, key) {
+const isArray = (node) => node?.kind === "array";
+
+/** The path of the node that a key belongs to on a side: the array above it there, or on the other side, or what is right above. */
+async function nodeOf(at, key, side) {
   const [above, name] = aboveOf(key);
   if (isDocument(name)) return above;
   const parts = key.split("/");
+  let ofOther;
   for (let length = 0; length < parts.length; length++) {
     const path = parts.slice(0, length).join("/");
-    if ((await at(path)).some((each) => each?.kind === "array")) return path;
+    const are = (await at(path)).map(isArray);
+    if (are[side]) return path;
+    if (are[1 - side]) ofOther ??= path;
   }
-  return above;
+  return ofOther ?? above;
 }
 
 /** What has changed of a node. An array that has become a group, or the reverse, is removed and added. */
@@ -128,7 +138,7 @@ function changesOf(path, [old, now], changes) {
     return [...changesOf(path, [old, null], only("before", "after")), ...changesOf(path, [null, now], only("after", "before"))];
   }
   const prefix = prefixOf(path);
-  const arrays = [now, old].filter((each) => each?.kind === "array");
+  const arrays = [now, old].filter(isArray);
   const grids = arrays.map(({ document }) => gridOf(document)).filter(Boolean);
   const chunks = { added: 0, removed: 0, changed: 0 };
   const [boxes, keys, places] = [[], [], []];

@@ -53,8 +53,15 @@ export class History {
   async parent(stored) {
     const { parent, fork, branch, version } = stored.header;
     if (parent === NONE) return null;
+    // Its file may be there, and those of its runs not.
+    if (fork === undefined && version <= this.keptOf(branch) && !this.called.has(parent)) return undefined;
     const found = this.seenParent(stored) ?? (await this.repository.commits.made(fork ?? branch, version - 1));
     return found && follows(stored, found) ? this.note(found) : undefined;
+  }
+
+  /** The oldest version of a branch that is kept; -1: not known. */
+  keptOf(branch) {
+    return Math.max(-1, ...this.heads.flatMap(([, { header }]) => (header.branch === branch ? [header.oldestKept] : [])));
   }
 
   /** The first parent, if it was seen before. It lies in the version below: a stranger's header may name any commit, even one that names it in turn. */
@@ -140,8 +147,8 @@ export class History {
     let last = stored;
     for (let next = last; next; next = this.seenParent(last)) yield (last = next);
     if (last.header.parent === NONE) return;
-    const kept = this.heads.flatMap(([, { header }]) => (header.branch === last.header.branch ? [header.oldestKept] : []));
-    const rest = this.repository.below(last, Infinity, kept.length ? Math.max(...kept) : undefined);
+    const kept = this.keptOf(last.header.branch);
+    const rest = this.repository.below(last, Infinity, kept < 0 ? undefined : kept);
     await rest.next();
     yield* rest;
   }
