@@ -97,6 +97,23 @@ def meet(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     return meet
 
 
+@pytest.fixture
+def intercept(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let a function send, or not, what creates or puts an object: it is given which of both, the path, and `send`."""
+
+    def intercept(function: Callable[[str, str, Callable[[], None]], object]) -> None:
+        for kind in ("create", "put"):
+            real = getattr(ObjectClient, kind)
+
+            def send(self: ObjectClient, path: str, parts: Any, kind: str = kind, real: Any = real) -> None:
+                copied = [bytes(part) for part in parts]
+                function(kind, path, lambda: real(self, path, copied))
+
+            monkeypatch.setattr(ObjectClient, kind, send)
+
+    return intercept
+
+
 def commit_together(transactions: list[Any]) -> list[Future[Any]]:
     def commit(transaction: Any) -> Any:
         try:
@@ -366,7 +383,7 @@ def test_who_gives_up_is_told_that_it_is_not_known_and_takes_the_proposal_back(u
     [("", OSError, "open"), (".proposal-", txstore.CommitUnknownError, "of unknown outcome")],
 )
 def test_there_is_no_room_for_what_is_proposed_or_for_the_group_commit(
-    url, impatient, monkeypatch, room, raised, state
+    url, impatient, intercept, monkeypatch, room, raised, state
 ):
     """A bucket at its quota says so: nobody waits for ever.
 
@@ -374,22 +391,21 @@ def test_there_is_no_room_for_what_is_proposed_or_for_the_group_commit(
     """
     refused = list[str]()
 
-    def refuse(real: Any, self: ObjectClient, path: str, parts: Any) -> None:
+    def refuse(_: str, path: str, send: Callable[[], None]) -> None:
         if room and room in path:
-            real(self, path, parts)
+            send()
             return
         refused.append(path)
         if len(refused) > 10:
             raise Killed
         raise OSError(errno.EDQUOT, "no space left", path)
 
-    create, put, transaction = ObjectClient.create, ObjectClient.put, staged(url, "full")
-    with monkeypatch.context() as patched:
-        patched.setattr(ObjectClient, "create", lambda *given: refuse(create, *given))
-        patched.setattr(ObjectClient, "put", lambda *given: refuse(put, *given))
-        with pytest.raises(raised, match="no space left"):
-            transaction.commit()
-        assert transaction.state == state
+    transaction = staged(url, "full")
+    intercept(refuse)
+    with pytest.raises(raised, match="no space left"):
+        transaction.commit()
+    assert transaction.state == state
+    monkeypatch.undo()
     assert messages(url) == ["first"]
     transaction.rollback()
 
@@ -504,10 +520,10 @@ def test_who_may_only_read_comes_to_what_is_in_its_place(url, meet, impatient, m
 
 
 @pytest.mark.parametrize("what", ["version", "proposal", "everything"])
-def test_answers_are_lost(url, meet, impatient, monkeypatch, what):
+def test_answers_are_lost(url, meet, impatient, intercept, what):
     """The server has done it, and is asked again, or not at all."""
     meet(url, CREW)
-    create, put, lock, lost = ObjectClient.create, ObjectClient.put, threading.Lock(), set[str]()
+    lock, lost = threading.Lock(), set[str]()
 
     def is_first(path: str) -> bool:
         with lock:
@@ -515,37 +531,28 @@ def test_answers_are_lost(url, meet, impatient, monkeypatch, what):
             lost.add(path)
         return is_new
 
-    def create_and_lose(self: ObjectClient, path: str, parts: Any) -> None:
-        create(self, path, parts)
-        if what != "proposal" and is_first(path):
-            raise FileExistsError(path)  # to the request that was sent again
+    def lose(kind: str, path: str, send: Callable[[], None]) -> None:
+        send()
+        if what != ("proposal" if kind == "create" else "version") and is_first(path):
+            raise FileExistsError(path) if kind == "create" else TimeoutError(path)  # to one that was sent again
 
-    def put_and_lose(self: ObjectClient, path: str, parts: Any) -> None:
-        put(self, path, parts)
-        if what != "version" and is_first(path):
-            raise TimeoutError(path)
-
-    monkeypatch.setattr(ObjectClient, "create", create_and_lose)
-    monkeypatch.setattr(ObjectClient, "put", put_and_lose)
+    intercept(lose)
     made = [each.result() for each in commit_together(crew(url))]
     assert sorted(each.message for each in made) == sorted(f"writer {n}" for n in range(CREW))
     assert sorted(messages(url)) == sorted(["first", *(f"writer {n}" for n in range(CREW))])
 
 
-def test_requests_come_twice_and_late(url, meet, monkeypatch):
+def test_requests_come_twice_and_late(url, meet, intercept):
     """Each write of a proposal or a version is carried out once more when all is over."""
     meet(url, CREW)
-    create, put, again, lock = ObjectClient.create, ObjectClient.put, list[Callable[[], None]](), threading.Lock()
+    again = list[Callable[[], None]]()
 
-    def note(function: Any, self: ObjectClient, path: str, parts: Any) -> None:
-        copied = [bytes(part) for part in parts]
-        with lock:
-            if path.startswith("commits/"):
-                again.append(lambda: function(self, path, copied))
-        function(self, path, parts)
+    def note(_: str, path: str, send: Callable[[], None]) -> None:
+        if path.startswith("commits/"):
+            again.append(send)
+        send()
 
-    monkeypatch.setattr(ObjectClient, "create", lambda self, path, parts: note(create, self, path, parts))
-    monkeypatch.setattr(ObjectClient, "put", lambda self, path, parts: note(put, self, path, parts))
+    intercept(note)
     made = [each.result() for each in commit_together(crew(url))]
     for late in again:
         with contextlib.suppress(FileExistsError):

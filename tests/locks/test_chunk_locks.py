@@ -372,28 +372,6 @@ def test_a_fork_does_not_keep_the_locks_of_its_dead_parent(locks, peer):
         os.kill(child, signal.SIGKILL)
 
 
-def test_nothing_is_open_before_it_is_used_or_after_it_is_closed(directory, kind):
-    def opened() -> list[str]:
-        names = []
-        for number in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError):
-                names.append(os.readlink(f"/proc/self/fd/{number}"))
-        return [name for name in names if name.startswith(str(directory))]
-
-    if not LINUX:
-        pytest.skip("needs /proc")
-    locks = ChunkLocks(str(directory), "data.tx", kind=kind)
-    assert list(directory.iterdir()) == []
-    owner = locks.owner()
-    assert len(opened()) <= 2
-    owner.acquire("a")
-    owner.close()
-    assert len(opened()) <= 2
-    locks.close()
-    assert opened() == []
-    assert locks.owner().acquire("a", 0) == ()
-
-
 # --- the file
 def test_a_copied_repository_has_locks_of_its_own(locks, start, kind, directory, tmp_path):
     mine = locks.owner()

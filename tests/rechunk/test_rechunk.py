@@ -461,23 +461,6 @@ def test_the_log_of_operations_has_no_path(repo, path, storage):
     check(7)
 
 
-def test_one_job_for_each_path_and_branch(repo):
-    """Whatever the paths and branches have in common: none is taken for the job of another."""
-    jobs = [(path, branch) for path in ("a/b", "a-b", "a b") for branch in ("main", "dev")]
-    with repo.transaction() as store:
-        for path in ("a/b", "a-b", "a b"):
-            zarr.create_array(store, name=path, data=np.arange(20), chunks=(5,))
-    repo.branches["dev"] = repo.head()
-    for path, branch in jobs:
-        with pytest.raises(Killed):
-            repo.rechunk(path, chunks=7, branch=branch, progress=interrupt_at(0))
-    assert len(list(repo.branches)) == 2 + len(jobs)
-    for path, branch in jobs:
-        repo.rechunk(path, chunks=7, branch=branch)
-        assert zarr.open_array(repo.snapshot(branch=branch), path=path, mode="r").chunks == (7,)
-    assert sorted(repo.branches) == ["dev", "main"]
-
-
 @pytest.mark.parametrize("has_commits", [False, True])
 def test_a_branch_of_the_user_with_that_name(repo, has_commits):
     data = written(repo, np.arange(20), chunks=(5,))
