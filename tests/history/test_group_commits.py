@@ -15,7 +15,7 @@ import pytest
 import txstore
 from tests.tools.commits import set_keys
 from tests.tools.faults import Killed, always
-from tests.tools.inside import branch_id, objects_of
+from tests.tools.inside import branch_id, commits_of, objects_of
 from tests.tools.waiting import TIMEOUT, wait_until
 from txstore.format import commitfile, encoding, names
 from txstore.history import branches_in_objects, group_commits
@@ -63,7 +63,7 @@ def staged(url: str, name: str, key: str | None = None, value: bytes | None = No
     repo = txstore.Repository(url)
     transaction = repo.begin(name, branch=branch)
     transaction[key or f"{name}/c/0"] = name.encode() if value is None else value
-    commits: Any = repo.engine.commits
+    commits: Any = commits_of(repo)
     commits.store._contention.set_contended(branch_id(repo, branch), True)
     return transaction
 
@@ -422,7 +422,7 @@ def test_a_group_commit_of_those_who_have_slept_is_not_taken_for_history(
     set_keys(txstore.Repository(url), {"a": b"0"}, "first")
     slept, awake, is_taken_by_them = crew(url), txstore.Repository(url), threading.Event()
     monkeypatch.setattr(group_commits, "TRUSTED", -1.0)  # it was for long
-    monkeypatch.setattr(awake.engine.commits.store._contention, "is_contended", lambda branch: False)  # it joins nobody
+    monkeypatch.setattr(commits_of(awake).store._contention, "is_contended", lambda branch: False)  # it joins nobody
     for each in slept:
         commits = each.staging._commits
         heads = commits.store

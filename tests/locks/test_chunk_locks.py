@@ -17,6 +17,7 @@ import pytest
 
 import txstore.locks.chunk_locks
 from tests.locks.lock_words import is_wanted_badly
+from tests.tools.disk import NOBODY, in_child
 from tests.tools.lock_clients import KINDS
 from tests.tools.waiting import wait_until
 from tests.tools.workers import QUICK
@@ -99,7 +100,7 @@ def _obey(pipe: Any, directory: str, kind: str | None, has_c: bool) -> None:
         "kind": lambda: locks.kind,
         "leave": locks.close,
         "count": lambda path, rounds: _count(owner(0), path, rounds),
-        "fork": lambda key: _in_fork(lambda: _what_a_fork_sees(locks, owner(0), key)),
+        "fork": lambda key: in_child(lambda: _what_a_fork_sees(locks, owner(0), key)),
         "leave_child": lambda: _leave_child(),
     }
     while True:
@@ -119,23 +120,6 @@ def _count(owner: Any, path: str, rounds: int) -> None:
         time.sleep(0)
         Path(path).write_text(str(number + 1))
         owner.release("counter/c/0")
-
-
-def _in_fork(function: Callable[[], Any]) -> Any:
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            answer = function()
-        except BaseException as error:  # noqa: BLE001 - the parent is told
-            answer = repr(error)
-        os.write(writing, pickle.dumps(answer))
-        os._exit(0)
-    os.close(writing)
-    with open(reading, "rb") as pipe:
-        answer = pickle.loads(pipe.read())
-    os.waitpid(pid, 0)
-    return answer
 
 
 def _what_a_fork_sees(locks: ChunkLocks, inherited: Any, key: str) -> dict[str, Any]:
@@ -296,6 +280,18 @@ def test_who_has_just_had_a_lock_lets_those_who_wait_go_first(locks, peer, direc
         if stood_back == 2:
             break
     assert stood_back == 2
+
+
+# --- all of the keys, or none
+def test_a_failed_call_leaves_what_was_held_before(locks, peer):
+    mine = locks.owner()
+    mine.acquire(["a", "b"])
+    peer.ask("acquire", "c")
+    with pytest.raises(LockTimeoutError):
+        mine.acquire(["a", "b", "c", "d"], 0.01)
+    assert [mine.holds(key) for key in "abcd"] == [True, True, False, False]
+    mine.release(["a", "b"])
+    assert not mine.holds("a")
 
 
 # --- all of the keys, or none
@@ -562,14 +558,7 @@ def test_what_is_no_file_is_refused(locks, directory):
 
 
 def as_nobody(function: Callable[[], Any]) -> Any:
-    def work() -> Any:
-        if os.getuid() == 0:
-            os.setgroups([])
-            os.setgid(65534)
-            os.setuid(65534)
-        return function()
-
-    return _in_fork(work)
+    return in_child(function, user=NOBODY if os.getuid() == 0 else None)
 
 
 @pytest.fixture

@@ -18,6 +18,7 @@ import txstore.rechunk.job
 from tests.tools.arrays import HAS_RECTILINEAR
 from tests.tools.commits import commit, create_array, write_array
 from tests.tools.faults import Killed
+from tests.tools.inside import storage_of
 from txstore.constraints import Fixed, Frozen
 from txstore.format import names
 from txstore.rechunk.job import RechunkJob
@@ -439,7 +440,7 @@ def test_the_log_of_operations_has_no_path(repo, path, storage):
     parts = [f"-{path}", *re.split("[^A-Za-z]", path)] if "/" in path else [f"-{path}", f'"{path}']
 
     def recorded() -> list[str]:
-        storage = repo.engine.storage
+        storage = storage_of(repo)
         return [bytes(storage.read(each)).decode() for each in paths_in(storage, names.OPERATIONS)]
 
     def check(count: int) -> None:

@@ -6,6 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 import txstore
+from tests.tools.inside import commits_of, storage_of
 from tests.tools.replaced import replace_storage
 
 Hook = Callable[..., object]
@@ -53,10 +54,10 @@ def _ignore(*_: object) -> None:
 
 
 def watch(repo: txstore.Repository) -> Watched:
-    watched = Watched(repo.engine.storage)
+    watched = Watched(storage_of(repo))
     replace_storage(repo.engine, watched)
-    repo.engine.commits.branches._storage = watched  # type: ignore[assignment]
-    repo.engine.commits.identity._storage = watched  # type: ignore[assignment]
+    commits_of(repo).branches._storage = watched  # type: ignore[assignment]
+    commits_of(repo).identity._storage = watched  # type: ignore[assignment]
     repo.engine.snapshots._packs._storage = watched  # type: ignore[assignment]
     return watched
 

@@ -8,6 +8,7 @@ import pytest
 
 import txstore
 from tests.tools.faults import watch
+from tests.tools.inside import storage_of
 from tests.tools.members import members, put
 from tests.tools.workers import SPAWN, TIMEOUT
 from txstore.format.packfile import participants_pack
@@ -121,7 +122,7 @@ def test_a_record_that_is_renamed_while_it_is_listed(repo: txstore.Repository) -
 def test_a_file_that_is_created_while_it_is_reclaimed(repo: txstore.Repository, monkeypatch) -> None:
     """Between its creation and its being held, a file looks as if it were left by the dead."""
     write(repo)
-    storage = repo.engine.storage
+    storage = storage_of(repo)
     real, path = txstore.storage.local._hold, ".staging/0123456789abcdef.new"
     times, reclaimed = 2, []
 

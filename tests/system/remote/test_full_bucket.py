@@ -8,7 +8,7 @@ import pytest
 import txstore
 from tests.system.remote.proxy import Faults, Proxy
 from tests.tools.faults import always
-from tests.tools.inside import existing, finish_head_cache
+from tests.tools.inside import commits_of, existing, finish_head_cache
 from tests.tools.upkeep import below, content, rewrite
 from txstore.storage import remote
 from txstore.storage.objects.client import ObjectClient
@@ -130,7 +130,7 @@ def test_what_was_interrupted_in_a_full_bucket_is_done_by_the_next(full):
     """The commit that raises the oldest kept version is there, the file that says so is not."""
     repo = full.open()
     full.proxy.faults = Faults()
-    commits = repo.engine.commits
+    commits = commits_of(repo)
     commits.oldest_kept.write = always(InterruptedError("killed"))
     with pytest.raises(InterruptedError):
         repo.vacuum(keep=1)

@@ -19,10 +19,11 @@ from tests.system.remote.proxy import Faults, Proxy
 from tests.system.remote.servers import Server
 from tests.system.remote.versioning import CAUSE, STOPPED, Bucket, check_repaired, write_until_stopped
 from tests.tools.faults import always
+from tests.tools.inside import commits_of
 from tests.tools.waiting import wait_until
 from tests.tools.workers import QUICK, Worker, ended
 from txstore.format import names
-from txstore.history import branches_in_objects, object_head_caches
+from txstore.history import object_head_caches
 from txstore.history.branches_in_objects import CreationProof
 from txstore.maintenance import replacing, vacuum
 from txstore.storage import remote
@@ -90,14 +91,6 @@ def place(
 ) -> Place:
     monkeypatch.setattr(object_head_caches, "HEAD_CACHE_PERIOD", 0.0)
     return Place(with_engine(server_of("s3"), request.param), proxy)
-
-
-@pytest.fixture
-def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A head that was seen, and a proof that the server gave, count however slow this machine is."""
-    monkeypatch.setattr(object_head_caches, "STAYS", 1e9)
-    monkeypatch.setattr(branches_in_objects, "TRUSTED", 1e9)
-    monkeypatch.setattr(remote, "CHECKED_EVERY", 1e9)
 
 
 def staged(repo: txstore.Repository, key: str) -> txstore.Transaction:
@@ -225,7 +218,7 @@ def test_older_versions_can_not_be_asked_for(place, trusting, monkeypatch):
 
 def let_time_pass(repo: txstore.Repository) -> None:
     """Let what the server was asked, and has answered, be longer ago than it is good for."""
-    check = repo.engine.commits.storage.creation_check  # type: ignore[attr-defined]
+    check = commits_of(repo).storage.creation_check  # type: ignore[attr-defined]
     for name in ("_asked", "_proved"):
         if (proof := getattr(check, name)) is not None:
             setattr(check, name, proof._replace(began=proof.began - 2 * remote.CHECKED_EVERY))
@@ -372,7 +365,7 @@ def test_a_stop_that_could_not_be_left_is_left_again(place, trusting, monkeypatc
     """After Ctrl-C at once, since the process may end; after an error when it commits next."""
     _first, second, late, _ = rivals(place)
     place.switch_versioning_on()
-    put, errors = second.engine.commits.storage.objects.put, [error]
+    put, errors = commits_of(second).storage.objects.put, [error]
 
     def failing(path: str, parts: Any) -> None:
         if "/stop-" in path and errors:
@@ -380,7 +373,7 @@ def test_a_stop_that_could_not_be_left_is_left_again(place, trusting, monkeypatc
         put(path, parts)
 
     with monkeypatch.context() as patched:
-        patched.setattr(second.engine.commits.storage.objects, "put", failing)
+        patched.setattr(commits_of(second).storage.objects, "put", failing)
         with pytest.raises((KeyboardInterrupt, txstore.CommitUnknownError)):
             late.commit()
     assert len(place.stops()) == (error is KeyboardInterrupt)
