@@ -698,6 +698,21 @@ class Waiting:
         self.done.set()
 
 
+def test_those_who_wait_are_served_in_their_order(fallback):
+    first, second, third, fourth = (fallback.owner() for _ in range(4))
+    first.acquire("a")
+    both = Waiting(second, ["a", "b"])
+    later = Waiting(third, "b")
+    assert not later.done.is_set()  # b is free, but somebody waits for it
+    fourth.acquire("b", 0)  # whoever only tries may pass
+    fourth.close()
+    first.close()
+    assert both.done.wait(SOON)
+    assert not later.done.is_set()
+    second.close()
+    assert later.done.wait(SOON)
+
+
 def test_who_gives_up_lets_those_behind_go_on(fallback):
     first, second, third = (fallback.owner() for _ in range(3))
     first.acquire("a")

@@ -25,7 +25,7 @@ from tests.tools.workers import QUICK, Worker, ended
 from txstore.format import names
 from txstore.history import object_head_caches
 from txstore.history.branches_in_objects import CreationProof
-from txstore.maintenance import replacing, vacuum
+from txstore.maintenance import vacuum
 from txstore.storage import remote
 from txstore.storage.objects import client
 from txstore.storage.objects.backend import Refusal
@@ -381,38 +381,6 @@ def test_a_stop_that_could_not_be_left_is_left_again(place, trusting, monkeypatc
     with pytest.raises(OSError, match=STOPPED):
         commit(second, "refused")
     assert len(place.stops()) == 1
-
-
-def test_a_repair_that_could_not_move_all_away_leaves_the_stop(place, trusting, monkeypatch):
-    first, second = place.open(), place.open()
-    commit(first, "begin")
-    late = staged(second, "made")
-    commit(first, "lost")
-    follower = staged(first, "above")  # before the listing's times can tell that "lost" was replaced
-    place.ignore_conditions()
-    late.commit()
-    follower.commit()
-    commit(first, "and more")
-    object_head_caches.STAYS = 0.0
-    with pytest.raises((OSError, txstore.CorruptionError)):
-        commit(second, "refused")
-    place.create_exclusively()
-    rename = replacing.Replacer._rename
-
-    def failing(files: Any, source: str, target: str) -> None:
-        if source.endswith(names.version_name(3)):
-            raise TimeoutError("no answer")
-        rename(files, source, target)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(replacing.Replacer, "_rename", failing)
-        assert "stop" in {fault.part for fault in place.open().verify(repair=True).faults}
-    assert len(place.stops()) >= 1
-    with pytest.raises(OSError, match=STOPPED):
-        commit(place.open(), "refused")
-    place.open().verify(repair=True)
-    assert place.messages() == ["begin", "made"]
-    assert place.open().verify().ok
 
 
 def test_versions_are_in_the_order_in_which_the_server_tells_of_them():
