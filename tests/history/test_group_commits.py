@@ -14,7 +14,7 @@ import pytest
 
 import txstore
 from tests.tools.commits import set_keys
-from tests.tools.faults import Killed, always
+from tests.tools.faults import Killed, always, once
 from tests.tools.inside import branch_id, commits_of, objects_of
 from tests.tools.waiting import TIMEOUT, wait_until
 from txstore.format import commitfile, encoding, names
@@ -79,20 +79,28 @@ def is_taken(url: str, version: int, branch: str = "main") -> bool:
 
 
 @pytest.fixture
-def meet(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def before(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let something happen, or be raised, right before each step of that name."""
+
+    def before(step: str, act: Callable[..., object], of: Any = GroupCommits) -> None:
+        real = getattr(of, step)
+        monkeypatch.setattr(of, step, lambda *given: (act(*given), real(*given))[1])
+
+    return before
+
+
+@pytest.fixture
+def meet(before: Callable[..., None]) -> Callable[..., None]:
     """Let whoever leads wait for a version until so many have proposed their commits."""
 
     def meet(url: str, number: int, at: int = 1) -> None:
-        real = GroupCommits._lead
-
-        def lead(self: GroupCommits, content: bytes, mine: Any, trip: float) -> Any:
+        def wait(_: GroupCommits, content: bytes, mine: Any, trip: float) -> None:
             version, branch = mine.header.version, mine.header.branch
             wait_until(
                 lambda: version > at or is_taken(url, version, branch) or proposals(url, version, branch) >= number
             )
-            return real(self, content, mine, trip)
 
-        monkeypatch.setattr(GroupCommits, "_lead", lead)
+        before("_lead", wait)
 
     return meet
 
@@ -214,17 +222,15 @@ def test_what_has_packs_goes_along(url, meet, monkeypatch):
     assert head == {"a": b"0"} | {f"writer {n}/c/0": f"writer {n}".encode() for n in range(CREW)}
 
 
-def test_whoever_leads_has_slept_since_it_has_seen_the_proposals(url, meet, monkeypatch):
+def test_whoever_leads_has_slept_since_it_has_seen_the_proposals(url, meet, impatient, before, monkeypatch):
     """Those who have made them may have died, and a vacuum have deleted their packs: it looks again."""
     meet(url, CREW)
-    fitting, looks = group_commits.fitting, []
+    looks: list[None] = []
 
-    def sleep(*arguments):
+    def sleep(*_: Any) -> None:
         looks.append(monkeypatch.setattr(group_commits, "_AWAKE", 300.0 if looks else -1.0))
-        return fitting(*arguments)
 
-    monkeypatch.setattr(group_commits, "fitting", sleep)
-    monkeypatch.setattr(group_commits, "_PATIENCE_SECONDS", 0.1)
+    before("fitting", sleep, group_commits)
     assert all(each.exception() is None for each in commit_together(crew(url)))
     assert len(looks) > 1
     assert len(messages(url)) == CREW + 1
@@ -269,20 +275,11 @@ def test_an_proposal_that_nobody_waits_for_any_more_is_left_out(url, meet, monke
     assert file_of(url, 1).header.group_commit is None
 
 
-def test_whoever_leads_dies_when_the_group_commit_is_decided(url, meet, impatient, monkeypatch):
+def test_whoever_leads_dies_when_the_group_commit_is_decided(url, meet, impatient, before):
     """Those who are in it put what is missing in its place; the commit of the dead one is made, too."""
     meet(url, CREW)
-    left = [Killed]
-
-    def dies(self: GroupCommits, group_commit: Any) -> Any:
-        if left:
-            raise left.pop()
-        return real(self, group_commit)
-
-    real = GroupCommits._follow
-    monkeypatch.setattr(GroupCommits, "_follow", dies)
+    before("_follow", once(Killed()))
     made = [each.result() for each in commit_together(crew(url))]
-    assert not left
     assert made.count(None) == 1
     assert sorted(messages(url)) == sorted(["first", *(f"writer {n}" for n in range(CREW))])
 
@@ -301,17 +298,9 @@ def all_die_when_it_is_decided(url: str, monkeypatch: pytest.MonkeyPatch) -> Ite
         yield patched
 
 
-def test_whoever_leads_dies_before_it_has_taken_the_version(url, meet, impatient, monkeypatch):
-    left = [Killed]
+def test_whoever_leads_dies_before_it_has_taken_the_version(url, meet, impatient, before):
     meet(url, CREW)
-    real = GroupCommits._lead
-
-    def dies(self: GroupCommits, content: bytes, mine: Any, trip: float) -> Any:
-        if left:
-            raise left.pop()
-        return real(self, content, mine, trip)
-
-    monkeypatch.setattr(GroupCommits, "_lead", dies)
+    before("_lead", once(Killed()))
     made = [each.result() for each in commit_together(crew(url))]
     assert made.count(None) == 1
     done = [each.message for each in made if each is not None]
@@ -358,22 +347,17 @@ def test_nothing_is_put_above_a_gap(url, meet, impatient, monkeypatch):
 
 
 @pytest.mark.parametrize("how", ["interrupted", "unanswered"])
-def test_who_gives_up_is_told_that_it_is_not_known_and_takes_the_proposal_back(url, monkeypatch, how):
+def test_who_gives_up_is_told_that_it_is_not_known_and_takes_the_proposal_back(url, before, how):
     """Never that nothing was committed: whoever leads may have read the proposal."""
     transaction = staged(url, "gives up")
-    leader = GroupCommits._lead
-    error = KeyboardInterrupt() if how == "interrupted" else TimeoutError("no answer")
-
-    def gives_up(*_: Any) -> None:
-        assert proposals(url, 1) == 1
-        raise error
-
-    monkeypatch.setattr(GroupCommits, "_lead", gives_up)
+    before("_lead", once(KeyboardInterrupt() if how == "interrupted" else TimeoutError("no answer")))
+    before("_lead", lambda *_: proposed.append(proposals(url, 1)))
+    proposed: list[int] = []
     with pytest.raises(KeyboardInterrupt if how == "interrupted" else txstore.CommitUnknownError):
         transaction.commit()
     assert transaction.state == "of unknown outcome"
+    assert proposed == [1]
     wait_until(lambda: proposals(url, 1) == 0)
-    monkeypatch.setattr(GroupCommits, "_lead", leader)
     staged(url, "again", "another/c/0").commit()
     assert messages(url) == ["first", "again"]
 
@@ -412,7 +396,7 @@ def test_there_is_no_room_for_what_is_proposed_or_for_the_group_commit(
 
 @pytest.mark.parametrize("oldest_kept", [2, 3])
 def test_a_group_commit_of_those_who_have_slept_is_not_taken_for_history(
-    far, meet, impatient, monkeypatch, oldest_kept
+    far, meet, impatient, before, monkeypatch, oldest_kept
 ):
     """While all were asleep, others committed and a vacuum freed versions.
 
@@ -429,26 +413,16 @@ def test_a_group_commit_of_those_who_have_slept_is_not_taken_for_history(
         heads._looks.note("main", Look(time.monotonic() - 60, time.time() - 60))
         monkeypatch.setattr(heads, "to_follow", heads._known.of)
         monkeypatch.setattr(commits.oldest_kept, "of", lambda branch: oldest_kept)
-    fitting, look, check = group_commits.fitting, GroupCommits._look, GroupCommits._check_made
 
-    def falls_asleep(*arguments: Any) -> Any:
+    def falls_asleep(*_: Any) -> None:
         for number in range(AWAKE):
             set_keys(awake, {"a/zarr.json": GROUP % number}, f"awake {number}")
         for version in range(oldest_kept):
             objects_of(awake).delete([names.commit_path("main", version)])
-        return fitting(*arguments)
 
-    def looks_later(self: GroupCommits, *arguments: Any) -> Any:
-        assert is_taken_by_them.wait(TIMEOUT)
-        return look(self, *arguments)
-
-    def check_later(self: GroupCommits, *arguments: Any) -> Any:
-        is_taken_by_them.set()
-        return check(self, *arguments)
-
-    monkeypatch.setattr(group_commits, "fitting", falls_asleep)
-    monkeypatch.setattr(GroupCommits, "_look", looks_later)
-    monkeypatch.setattr(GroupCommits, "_check_made", check_later)
+    before("fitting", falls_asleep, group_commits)
+    before("_look", lambda *_: is_taken_by_them.wait(TIMEOUT))
+    before("_check_made", lambda *_: is_taken_by_them.set())
     meet(url, CREW)
     found = commit_together(slept)
     assert file_of(url, 1).header.group_commit == (0, CREW)
@@ -478,7 +452,7 @@ def test_a_version_that_is_free_below_others_was_freed(far, impatient):
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_branch_is_deleted_beside_a_group_commit(url, meet, monkeypatch, when):
+def test_a_branch_is_deleted_beside_a_group_commit(url, meet, before, when):
     """Whoever is told of its commit has made it before the branch was deleted."""
     repo = txstore.Repository(url)
     repo.branches["b"] = repo.head()
@@ -486,19 +460,16 @@ def test_a_branch_is_deleted_beside_a_group_commit(url, meet, monkeypatch, when)
     transactions = [staged(url, f"writer {number}", branch="b") for number in range(CREW)]
     lock, left = threading.Lock(), [None]
 
-    def delete_once() -> None:
+    def delete_once(*_: Any) -> None:
         with lock:
             if left:
                 left.pop()
                 del txstore.Repository(url).branches["b"]
 
-    fitting, follow = group_commits.fitting, GroupCommits._follow
     if when == "before":
-        monkeypatch.setattr(group_commits, "fitting", lambda *arguments: (delete_once(), fitting(*arguments))[1])
+        before("fitting", delete_once, group_commits)
     else:
-        monkeypatch.setattr(
-            GroupCommits, "_follow", lambda self, group_commit: (delete_once(), follow(self, group_commit))[1]
-        )
+        before("_follow", delete_once)
     meet(url, CREW, 2)
     found = commit_together(transactions)
     for each in found:
