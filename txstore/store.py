@@ -297,7 +297,7 @@ class TxStore(ZarrInterface):
         """Return a URL for tools that take a string: what they write there, in any process, is in this transaction.
 
         The URL is valid until the transaction ends, where the repository can be reached. The tool's process takes part
-        as one that has unpickled the store: `docs/how-to/processes.md`. Creates the repository if there is none.
+        as one that has unpickled the store: `docs/how-to/together.md`. Creates the repository if there is none.
 
         Raises `TransactionStateError` if the transaction has ended.
 
