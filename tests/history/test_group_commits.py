@@ -79,17 +79,6 @@ def is_taken(url: str, version: int, branch: str = "main") -> bool:
 
 
 @pytest.fixture
-def before(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
-    """Let something happen, or be raised, right before each step of that name."""
-
-    def before(step: str, act: Callable[..., object], of: Any = GroupCommits) -> None:
-        real = getattr(of, step)
-        monkeypatch.setattr(of, step, lambda *given: (act(*given), real(*given))[1])
-
-    return before
-
-
-@pytest.fixture
 def meet(before: Callable[..., None]) -> Callable[..., None]:
     """Let whoever leads wait for a version until so many have proposed their commits."""
 
@@ -100,7 +89,7 @@ def meet(before: Callable[..., None]) -> Callable[..., None]:
                 lambda: version > at or is_taken(url, version, branch) or proposals(url, version, branch) >= number
             )
 
-        before("_lead", wait)
+        before(GroupCommits, "_lead", wait)
 
     return meet
 
@@ -230,7 +219,7 @@ def test_whoever_leads_has_slept_since_it_has_seen_the_proposals(url, meet, impa
     def sleep(*_: Any) -> None:
         looks.append(monkeypatch.setattr(group_commits, "_AWAKE", 300.0 if looks else -1.0))
 
-    before("fitting", sleep, group_commits)
+    before(group_commits, "fitting", sleep)
     assert all(each.exception() is None for each in commit_together(crew(url)))
     assert len(looks) > 1
     assert len(messages(url)) == CREW + 1
@@ -278,7 +267,7 @@ def test_an_proposal_that_nobody_waits_for_any_more_is_left_out(url, meet, monke
 def test_whoever_leads_dies_when_the_group_commit_is_decided(url, meet, impatient, before):
     """Those who are in it put what is missing in its place; the commit of the dead one is made, too."""
     meet(url, CREW)
-    before("_follow", once(Killed()))
+    before(GroupCommits, "_follow", once(Killed()))
     made = [each.result() for each in commit_together(crew(url))]
     assert made.count(None) == 1
     assert sorted(messages(url)) == sorted(["first", *(f"writer {n}" for n in range(CREW))])
@@ -300,7 +289,7 @@ def all_die_when_it_is_decided(url: str, monkeypatch: pytest.MonkeyPatch) -> Ite
 
 def test_whoever_leads_dies_before_it_has_taken_the_version(url, meet, impatient, before):
     meet(url, CREW)
-    before("_lead", once(Killed()))
+    before(GroupCommits, "_lead", once(Killed()))
     made = [each.result() for each in commit_together(crew(url))]
     assert made.count(None) == 1
     done = [each.message for each in made if each is not None]
@@ -350,8 +339,8 @@ def test_nothing_is_put_above_a_gap(url, meet, impatient, monkeypatch):
 def test_who_gives_up_is_told_that_it_is_not_known_and_takes_the_proposal_back(url, before, how):
     """Never that nothing was committed: whoever leads may have read the proposal."""
     transaction = staged(url, "gives up")
-    before("_lead", once(KeyboardInterrupt() if how == "interrupted" else TimeoutError("no answer")))
-    before("_lead", lambda *_: proposed.append(proposals(url, 1)))
+    before(GroupCommits, "_lead", once(KeyboardInterrupt() if how == "interrupted" else TimeoutError("no answer")))
+    before(GroupCommits, "_lead", lambda *_: proposed.append(proposals(url, 1)))
     proposed: list[int] = []
     with pytest.raises(KeyboardInterrupt if how == "interrupted" else txstore.CommitUnknownError):
         transaction.commit()
@@ -420,9 +409,9 @@ def test_a_group_commit_of_those_who_have_slept_is_not_taken_for_history(
         for version in range(oldest_kept):
             objects_of(awake).delete([names.commit_path("main", version)])
 
-    before("fitting", falls_asleep, group_commits)
-    before("_look", lambda *_: is_taken_by_them.wait(TIMEOUT))
-    before("_check_made", lambda *_: is_taken_by_them.set())
+    before(group_commits, "fitting", falls_asleep)
+    before(GroupCommits, "_look", lambda *_: is_taken_by_them.wait(TIMEOUT))
+    before(GroupCommits, "_check_made", lambda *_: is_taken_by_them.set())
     meet(url, CREW)
     found = commit_together(slept)
     assert file_of(url, 1).header.group_commit == (0, CREW)
@@ -467,9 +456,9 @@ def test_a_branch_is_deleted_beside_a_group_commit(url, meet, before, when):
                 del txstore.Repository(url).branches["b"]
 
     if when == "before":
-        before("fitting", delete_once, group_commits)
+        before(group_commits, "fitting", delete_once)
     else:
-        before("_follow", delete_once)
+        before(GroupCommits, "_follow", delete_once)
     meet(url, CREW, 2)
     found = commit_together(transactions)
     for each in found:

@@ -17,7 +17,7 @@ import txstore
 import txstore.rechunk.job
 from tests.tools.arrays import HAS_RECTILINEAR
 from tests.tools.commits import commit, create_array, write_array
-from tests.tools.faults import Killed
+from tests.tools.faults import Killed, once
 from tests.tools.inside import storage_of
 from txstore.constraints import Fixed, Frozen
 from txstore.format import names
@@ -313,7 +313,7 @@ def test_the_same_call_continues(repo, monkeypatch, each_piece, call, vacuum):
     assert list(repo.branches) == ["main"]
 
 
-def test_a_commit_that_the_copy_is_like_may_be_expired(repo, monkeypatch):
+def test_a_commit_that_the_copy_is_like_may_be_expired(repo, before, monkeypatch):
     """What was copied again on the branch has to be copied once more, if nobody knows what has changed since."""
     monkeypatch.setattr(txstore.rechunk.job, "_FEW", 0)
     data = written(repo, np.arange(100), chunks=(10,))
@@ -321,14 +321,7 @@ def test_a_commit_that_the_copy_is_like_may_be_expired(repo, monkeypatch):
     def change(value: int, place: int) -> None:
         write_array(repo, "x", place, value)
 
-    finish, calls = txstore.rechunk.job.RechunkJob._turn, iter(range(2))
-
-    def turn(self: Any) -> Any:
-        if not next(calls):
-            raise Killed
-        return finish(self)
-
-    monkeypatch.setattr(txstore.rechunk.job.RechunkJob, "_turn", turn)
+    before(RechunkJob, "_turn", once(Killed()))
     with pytest.raises(Killed):
         repo.rechunk("x", chunks=(7,), progress=lambda *_: change(-1, 5))
     change(5, 5)  # as it was when the copy began: no difference from there
@@ -353,18 +346,16 @@ def test_the_branch_of_another_job(repo):
     assert repo.rechunk("x", chunks=(7,)) is not None
 
 
-def test_another_grid_at_the_last_moment(repo, monkeypatch):
+def test_another_grid_at_the_last_moment(repo, before, monkeypatch):
     """It stays: to try again, in the turn to commit, would only let all other committers wait."""
     written(repo, np.arange(20), chunks=(5,))
-    turn = RechunkJob._turn
 
-    def after_another(job: RechunkJob) -> Any:
+    def another(job: RechunkJob) -> None:
         if not job.work.endswith("other"):
             txstore.Repository(repo.url).rechunk("x", chunks=(8,), name="other")
             monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it tries again"))
-        return turn(job)
 
-    monkeypatch.setattr(RechunkJob, "_turn", after_another)
+    before(RechunkJob, "_turn", another)
     with pytest.raises(txstore.ConflictError, match="other chunks") as caught:
         repo.rechunk("x", chunks=(7,))
     assert JOB in caught.value.__notes__[-1]

@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 import txstore
 from tests.tools.inside import commits_of, storage_of
 from tests.tools.replaced import replace_storage
@@ -78,3 +80,14 @@ def always(error: BaseException | type[BaseException]) -> Hook:
         raise error
 
     return hook
+
+
+@pytest.fixture
+def before(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let something happen, or be raised, right before each call of a method, or of a function of a module."""
+
+    def before(of: Any, name: str, act: Hook) -> None:
+        real = getattr(of, name)
+        monkeypatch.setattr(of, name, lambda *given, **options: (act(*given), real(*given, **options))[1])
+
+    return before

@@ -252,18 +252,12 @@ def test_the_second_before_the_first_has_sealed(repo: txstore.Repository) -> Non
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_it_ends_while_another_opens_its_record(repo: txstore.Repository, end: str, monkeypatch: Any) -> None:
+def test_it_ends_while_another_opens_its_record(repo: txstore.Repository, end: str, before: Any) -> None:
     """What is held then is a file without a name, which says nothing."""
     transaction = stage_all(repo)
     late = existing(repo, NAME)
-    real, hooks = (txstore.storage.local._hold, [lambda: getattr(existing(txstore.Repository(repo.url), NAME), end)()])
-
-    def interrupted(descriptor: int) -> bool:
-        if hooks:
-            hooks.pop()()
-        return real(descriptor)
-
-    monkeypatch.setattr(txstore.storage.local, "_hold", interrupted)
+    ends = [lambda: getattr(existing(txstore.Repository(repo.url), NAME), end)()]
+    before(txstore.storage.local, "_hold", lambda _: ends and ends.pop()())
     with pytest.raises(TransactionStateError, match="has ended"):
         late.commit()
     assert (repo.head() is not None) == (end == "commit")

@@ -1,7 +1,7 @@
 """A bucket at its quota: what has to go can go, and whoever writes is told. The proxy counts objects, as Ceph does."""
 
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 
@@ -75,16 +75,11 @@ def test_a_commit_is_refused_and_known_not_to_be_made(full):
 
 
 @pytest.mark.parametrize("room", [0, 1, 2])
-def test_old_commits_can_be_given_up(full, room, monkeypatch):
+def test_old_commits_can_be_given_up(full, room, before):
     full.fill(room)
     expected, names = content(full.open()), len(full.names)
-    deleted, delete = list[str](), ObjectClient.delete
-
-    def note(self: ObjectClient, paths: Sequence[str]) -> None:
-        deleted.extend(paths)
-        delete(self, paths)
-
-    monkeypatch.setattr(ObjectClient, "delete", note)
+    deleted: list[str] = []
+    before(ObjectClient, "delete", lambda _, paths: deleted.extend(paths))
     report = full.open().vacuum(keep=1)
     # A server that lets it be created again and again counts as one that replaces what is there.
     # Where there is room for one object, the record of the operation takes it.
