@@ -52,7 +52,7 @@ class Place:
     def write_head_caches(self) -> None:
         """Wait for those under way: their answers tell of versions, and they may name what a repair takes away."""
         for writer in list(object_head_caches._writers):
-            if writer._objects.url == self.url:  # another test's may wait for its own, long period
+            if writer._storage.url == self.url:  # another test's may wait for its own, long period
                 writer.finish(LONGEST_SECONDS)
 
     def delete_head_cache(self) -> None:
