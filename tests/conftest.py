@@ -13,6 +13,7 @@ import zarr.core.codec_pipeline
 
 import txstore
 from tests.tools.far_away import far, requests  # noqa: F401 - fixtures
+from tests.tools.faults import before  # noqa: F401 - a fixture
 
 hypothesis.settings.register_profile("ci", deadline=None, derandomize=True)
 hypothesis.settings.register_profile("dev", deadline=None)

@@ -6,7 +6,7 @@ import txstore
 from tests.crash.disk import Disk, Tree
 from tests.crash.system import SYSTEM, URL, Process, forget_all
 from tests.crash.world import MAINTENANCE, Made, World
-from tests.tools.inside import existing, open_named, stored_commit
+from tests.tools.inside import commits_of, existing, open_named, storage_of, stored_commit
 from txstore.format import encoding, names, records
 from txstore.format.commitfile import Header
 from txstore.format.records import Tag
@@ -68,14 +68,14 @@ def _look(world: World, promised: list[str], *, lost_power: bool) -> Found:
             world.unguarded |= not guarded
         _compare(repo, world, found, every=True)
         for path in world.quarantined:
-            assert repo.engine.storage.exists(path), f"{path} is gone, and a repair deletes nothing"
+            assert storage_of(repo).exists(path), f"{path} is gone, and a repair deletes nothing"
         if found.ids:
             _check_faults(repo, world, found, promised, lost_power=lost_power)
         return found
 
 
 def _is_guarded(repo: txstore.Repository) -> bool:
-    storage = repo.engine.storage
+    storage = storage_of(repo)
     return storage.exists(names.GUARD) and storage.read(names.GUARD) == records.encode_guard()
 
 
@@ -85,7 +85,7 @@ def _history(repo: txstore.Repository, world: World, promised: list[str]) -> Fou
         assert not promised, "there is no repository"
         return Found([], 0)
     kept = [commit.id for commit in repo.log()][::-1]
-    stored = repo.engine.commits.head()
+    stored = commits_of(repo).head()
     headers = [] if stored is None else _chain(stored.hash)
     ids = [header.id.hex() for header in headers][::-1]
     assert ids[len(ids) - len(kept) :] == kept, "the log is another than the chain of parents"
@@ -184,7 +184,7 @@ def _oldest_kept_versions(world: World) -> list[str]:
 def _look_at_promised(world: World, promised: list[str]) -> None:
     """Where the newest is damaged, what is below it can still be read."""
     repo = world.open()
-    oldest_kept, safe = repo.engine.commits.oldest_kept.of("main"), _safe(world, promised)
+    oldest_kept, safe = commits_of(repo).oldest_kept.of("main"), _safe(world, promised)
     ids: list[str] = []
     for version in range(oldest_kept, safe):
         stored = stored_commit(repo, version)
@@ -328,7 +328,7 @@ def _go_on(world: World, *, lost_power: bool) -> None:
 
 
 def _check_staging(repo: txstore.Repository) -> None:
-    storage = repo.engine.storage
+    storage = storage_of(repo)
     left = storage.list(names.STAGING)
     kept = {name.partition(".")[0] for name in left if _is_named_record(storage.read(f"{names.STAGING}/{name}"))}
     # The file of pins may have its first name, too: nobody can delete that while somebody reads.

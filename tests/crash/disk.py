@@ -186,8 +186,8 @@ class PowerLoss:
     """What may be left when the power is lost after some steps: `advance` goes from one step to the next."""
 
     def __init__(self, start: Tree) -> None:
-        self._directories = {inode: dict(entries) for inode, entries in start[0].items()}  # as they are durable
-        self._files = dict(start[1])
+        self.directories = {inode: dict(entries) for inode, entries in start[0].items()}  # as they are durable
+        self.files = dict(start[1])
         self.is_directory = set(start[0])
         self.names: list[Naming] = []  # what is not durable, in the order that it happened in
         self.contents: dict[int, list[Write | Resize]] = {}
@@ -196,14 +196,14 @@ class PowerLoss:
     def advance(self, step: Step) -> None:
         for change in step.changes:
             if isinstance(change, SyncNames):
-                entries = self._directories.setdefault(change.directory, {})
+                entries = self.directories.setdefault(change.directory, {})
                 for each in self.names:
                     if each.directory == change.directory:
                         _rename(entries, each)
                 self.names = [each for each in self.names if each.directory != change.directory]
             elif isinstance(change, Sync):
                 if change.inode in self.contents:
-                    self._files[change.inode] = self.versions(change.inode)[-1]
+                    self.files[change.inode] = self.versions(change.inode)[-1]
                     del self.contents[change.inode], self._versions[change.inode]
             elif isinstance(change, Write | Resize):
                 self.contents.setdefault(change.inode, []).append(change)
@@ -217,7 +217,7 @@ class PowerLoss:
         """Return what a file held at its last sync, and after each change since."""
         found = self._versions.get(inode)
         if found is None:
-            content = bytearray(self._files.get(inode, b""))
+            content = bytearray(self.files.get(inode, b""))
             found = [bytes(content)]
             for change in self.contents.get(inode, ()):
                 _alter(content, change)
@@ -292,10 +292,10 @@ class PowerLoss:
         return found
 
     def image(self, choice: Choice, chance: random.Random) -> Image:
-        contents = {inode: self._content(inode, how, chance) for inode, how in choice.contents.items()}
+        contents = {inode: self.content(inode, how, chance) for inode, how in choice.contents.items()}
         return self._image(choice.kept, choice.names, contents)
 
-    def _content(self, inode: int, how: str, chance: random.Random) -> bytes:
+    def content(self, inode: int, how: str, chance: random.Random) -> bytes:
         if how == OLD:
             return self.versions(inode)[0]
         return self.hollow(inode) if how == HOLLOW else self.torn(inode, chance)
@@ -318,7 +318,7 @@ class PowerLoss:
         return bytes(torn[:length])
 
     def _image(self, kept: str, names: Sequence[int], contents: Mapping[int, bytes]) -> Image:
-        entries = {inode: dict(found) for inode, found in self._directories.items()}
+        entries = {inode: dict(found) for inode, found in self.directories.items()}
         for number in names:
             change = self.names[number]
             _rename(entries.setdefault(change.directory, {}), change)

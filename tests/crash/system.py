@@ -97,10 +97,10 @@ class _Descriptor:
     """What `local.open_below` returns. Of a process that has died, the system closes it."""
 
     def __init__(self, number: int) -> None:
-        self._number = number
+        self.number = number
 
     def fileno(self) -> int:
-        return self._number
+        return self.number
 
     def close(self) -> None:
         number = self.detach()
@@ -108,11 +108,11 @@ class _Descriptor:
             SYSTEM.close(number)
 
     def detach(self) -> int:
-        number, self._number = self._number, -1
+        number, self.number = self.number, -1
         return number
 
     def __enter__(self) -> int:
-        return self._number
+        return self.number
 
     def __exit__(self, *_: object) -> None:
         self.close()
@@ -142,7 +142,7 @@ class System:
         self.calls, self.most_calls = 0, 20_000
         self.chance = random.Random(seed)
         self._open: dict[int, _Open] = {}
-        self._locks: dict[int, list[tuple[_Open, int, int, int]]] = {}
+        self.locks: dict[int, list[tuple[_Open, int, int, int]]] = {}
 
     def close_all(self, process: Process | None) -> None:
         _let_go_of_pins(lambda descriptor: descriptor in self._open and self._open[descriptor].process is process)
@@ -184,7 +184,7 @@ class System:
             frame = frame.f_back
         return " < ".join([f"{call} {_class_of(path)}", *steps])
 
-    def _split(self, path: str) -> tuple[int, str]:
+    def split(self, path: str) -> tuple[int, str]:
         """Return the directory that a path lies in, and its name there."""
         path = posixpath.normpath(path)
         if not path.startswith(PREFIX):
@@ -203,7 +203,7 @@ class System:
         return directory, name
 
     def find(self, path: str) -> int:
-        directory, name = self._split(path)
+        directory, name = self.split(path)
         inode = directory if name == "." else self.disk.directories[directory].get(name)
         if inode is None:
             raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), path)
@@ -211,7 +211,7 @@ class System:
 
     def open(self, path: str, flags: int, mode: int = 0o777) -> int:
         site = self.begin("open", path)
-        directory, name = self._split(path)
+        directory, name = self.split(path)
         inode = directory if name == "." else self.disk.directories[directory].get(name)
         if inode is not None and flags & os.O_EXCL:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
@@ -265,7 +265,7 @@ class System:
     def close(self, descriptor: int) -> None:
         found = self._open.pop(descriptor, None)
         if found is not None:  # else it was open when the power was lost
-            locks = self._locks.get(found.inode, [])
+            locks = self.locks.get(found.inode, [])
             locks[:] = [lock for lock in locks if lock[0] is not found]
 
     def lseek(self, descriptor: int, offset: int, whence: int) -> int:
@@ -330,14 +330,14 @@ class System:
         path = self.at(path, dir_fd)
         if self.disk.directories[self.find(path)]:
             raise OSError(errno.ENOTEMPTY, os.strerror(errno.ENOTEMPTY), path)
-        self.do("rmdir", path, Leave(*self._split(path)))
+        self.do("rmdir", path, Leave(*self.split(path)))
 
     def unlink(self, path: str, *, dir_fd: int | None = None) -> None:
         path = self.at(path, dir_fd)
         site = self.begin("unlink", path)
         if self.find(path) in self.disk.directories:
             raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), path)
-        self.finish("unlink", path, site, Leave(*self._split(path)))
+        self.finish("unlink", path, site, Leave(*self.split(path)))
 
     def link(
         self,
@@ -355,7 +355,7 @@ class System:
         self.finish("link", target, site, Enter(directory, name, inode))
 
     def free(self, path: str) -> tuple[int, str]:
-        directory, name = self._split(path)
+        directory, name = self.split(path)
         if name == "." or name in self.disk.directories[directory]:
             raise FileExistsError(errno.EEXIST, os.strerror(errno.EEXIST), path)
         return directory, name
@@ -369,7 +369,7 @@ class System:
             return
         site = self.begin("rename", target)
         inode = self.find(source)
-        old_directory, old = self._split(source)
+        old_directory, old = self.split(source)
         directory, name = self.free(target)
         changes: tuple[Change, ...] = (Move(directory, old, name, inode),)
         if old_directory != directory:
@@ -382,7 +382,7 @@ class System:
         source, target = self.at(source, src_dir_fd), self.at(target, dst_dir_fd)
         site = self.begin("replace", target)
         inode = self.find(source)
-        (old_directory, old), (directory, name) = self._split(source), self._split(target)
+        (old_directory, old), (directory, name) = self.split(source), self.split(target)
         changes: tuple[Change, ...] = (Move(directory, old, name, inode),)
         if old_directory != directory:
             changes = (Enter(directory, name, inode), Leave(old_directory, old))
@@ -408,7 +408,7 @@ class System:
         found = self.opened(descriptor)
         kind, _, start, length, _ = struct.unpack(_FLOCK, argument)
         end = start + length if length else _TO_THE_END
-        held = self._locks.setdefault(found.inode, [])
+        held = self.locks.setdefault(found.inode, [])
         if kind == fcntl.F_UNLCK:
             held[:] = [lock for lock in held if lock[0] is not found or lock[1] < start or lock[2] > end]
             return argument

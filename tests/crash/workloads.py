@@ -13,7 +13,7 @@ import txstore
 from tests.crash.disk import ROOT, Disk, Tree
 from tests.crash.system import PREFIX, SYSTEM, URL, Process, ProgramDied
 from tests.crash.world import TORN, Made, Promise, World, some
-from tests.tools.inside import branch_id, existing, join_shared, open_named
+from tests.tools.inside import branch_id, commits_of, existing, join_shared, open_named
 from txstore.format import names
 from txstore.format.regions import Region
 from txstore.maintenance import vacuum as retention
@@ -310,7 +310,7 @@ def merged_scratch(world: World) -> None:
         theirs = {f"b/{number}": world.value(900)}
         with scratch.begin(branch="dev") as made:
             made.update(theirs)
-        head = scratch.engine.commits.head(branch_id(scratch, "dev"))
+        head = commits_of(scratch).head(branch_id(scratch, "dev"))
         process = Process()
         with process:
             there = world.open()
@@ -716,7 +716,7 @@ def sleeper(world: World) -> None:
         tx["b"] = world.value()  # what nobody may see
         with pytest.raises(txstore.SnapshotExpiredError):
             tx.commit()
-        assert 1 not in repo.engine.commits.files.versions("main"), "a version outside of the history is not given back"
+        assert 1 not in commits_of(repo).files.versions("main"), "a version outside of the history is not given back"
         tx.rollback()
     process.die()
     world.put(world.open(), {"a": world.value()})

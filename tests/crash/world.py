@@ -232,7 +232,7 @@ class World:
 
     def commit_on(self, tx: Transaction, name: str, changes: Mapping[str, bytes | None]) -> None:
         """Commit what is staged already to a branch."""
-        at = self._number(name)
+        at = self.number(name)
         branch = self.branches[at]
         state = {**branch.states[-1], **changes}
         held = {key: value for key, value in state.items() if value is not None}
@@ -256,17 +256,17 @@ class World:
         return tx
 
     def unbranch(self, repo: txstore.Repository, name: str) -> None:
-        at = self._number(name)
+        at = self.number(name)
         self.branches[at] = replace(self.branches[at], deleting=len(SYSTEM.disk.steps))
         del repo.branches[name]
         self.branches[at] = replace(self.branches[at], deleted=len(SYSTEM.disk.steps))
 
     def acknowledge(self, name: str) -> None:
-        at = self._number(name)
+        at = self.number(name)
         branch = self.branches[at]
         self.branches[at] = replace(branch, acknowledged=(*branch.acknowledged, len(SYSTEM.disk.steps)))
 
-    def _number(self, name: str) -> int:
+    def number(self, name: str) -> int:
         return max(at for at, branch in enumerate(self.branches) if branch.name == name)
 
     # --- maintenance

@@ -14,8 +14,8 @@ import pytest
 
 import txstore
 from tests.tools.commits import set_keys
-from tests.tools.faults import Killed, always
-from tests.tools.inside import branch_id, objects_of
+from tests.tools.faults import Killed, always, once
+from tests.tools.inside import branch_id, commits_of, objects_of
 from tests.tools.waiting import TIMEOUT, wait_until
 from txstore.format import commitfile, encoding, names
 from txstore.history import branches_in_objects, group_commits
@@ -63,7 +63,7 @@ def staged(url: str, name: str, key: str | None = None, value: bytes | None = No
     repo = txstore.Repository(url)
     transaction = repo.begin(name, branch=branch)
     transaction[key or f"{name}/c/0"] = name.encode() if value is None else value
-    commits: Any = repo.engine.commits
+    commits: Any = commits_of(repo)
     commits.store._contention.set_contended(branch_id(repo, branch), True)
     return transaction
 
@@ -79,22 +79,36 @@ def is_taken(url: str, version: int, branch: str = "main") -> bool:
 
 
 @pytest.fixture
-def meet(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+def meet(before: Callable[..., None]) -> Callable[..., None]:
     """Let whoever leads wait for a version until so many have proposed their commits."""
 
     def meet(url: str, number: int, at: int = 1) -> None:
-        real = GroupCommits._lead
-
-        def lead(self: GroupCommits, content: bytes, mine: Any, trip: float) -> Any:
+        def wait(_: GroupCommits, content: bytes, mine: Any, trip: float) -> None:
             version, branch = mine.header.version, mine.header.branch
             wait_until(
                 lambda: version > at or is_taken(url, version, branch) or proposals(url, version, branch) >= number
             )
-            return real(self, content, mine, trip)
 
-        monkeypatch.setattr(GroupCommits, "_lead", lead)
+        before(GroupCommits, "_lead", wait)
 
     return meet
+
+
+@pytest.fixture
+def intercept(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let a function send, or not, what creates or puts an object: it is given which of both, the path, and `send`."""
+
+    def intercept(function: Callable[[str, str, Callable[[], None]], object]) -> None:
+        for kind in ("create", "put"):
+            real = getattr(ObjectClient, kind)
+
+            def send(self: ObjectClient, path: str, parts: Any, kind: str = kind, real: Any = real) -> None:
+                copied = [bytes(part) for part in parts]
+                function(kind, path, lambda: real(self, path, copied))
+
+            monkeypatch.setattr(ObjectClient, kind, send)
+
+    return intercept
 
 
 def commit_together(transactions: list[Any]) -> list[Future[Any]]:
@@ -197,17 +211,15 @@ def test_what_has_packs_goes_along(url, meet, monkeypatch):
     assert head == {"a": b"0"} | {f"writer {n}/c/0": f"writer {n}".encode() for n in range(CREW)}
 
 
-def test_whoever_leads_has_slept_since_it_has_seen_the_proposals(url, meet, monkeypatch):
+def test_whoever_leads_has_slept_since_it_has_seen_the_proposals(url, meet, impatient, before, monkeypatch):
     """Those who have made them may have died, and a vacuum have deleted their packs: it looks again."""
     meet(url, CREW)
-    fitting, looks = group_commits.fitting, []
+    looks: list[None] = []
 
-    def sleep(*arguments):
+    def sleep(*_: Any) -> None:
         looks.append(monkeypatch.setattr(group_commits, "_AWAKE", 300.0 if looks else -1.0))
-        return fitting(*arguments)
 
-    monkeypatch.setattr(group_commits, "fitting", sleep)
-    monkeypatch.setattr(group_commits, "_PATIENCE_SECONDS", 0.1)
+    before(group_commits, "fitting", sleep)
     assert all(each.exception() is None for each in commit_together(crew(url)))
     assert len(looks) > 1
     assert len(messages(url)) == CREW + 1
@@ -252,20 +264,11 @@ def test_an_proposal_that_nobody_waits_for_any_more_is_left_out(url, meet, monke
     assert file_of(url, 1).header.group_commit is None
 
 
-def test_whoever_leads_dies_when_the_group_commit_is_decided(url, meet, impatient, monkeypatch):
+def test_whoever_leads_dies_when_the_group_commit_is_decided(url, meet, impatient, before):
     """Those who are in it put what is missing in its place; the commit of the dead one is made, too."""
     meet(url, CREW)
-    left = [Killed]
-
-    def dies(self: GroupCommits, group_commit: Any) -> Any:
-        if left:
-            raise left.pop()
-        return real(self, group_commit)
-
-    real = GroupCommits._follow
-    monkeypatch.setattr(GroupCommits, "_follow", dies)
+    before(GroupCommits, "_follow", once(Killed()))
     made = [each.result() for each in commit_together(crew(url))]
-    assert not left
     assert made.count(None) == 1
     assert sorted(messages(url)) == sorted(["first", *(f"writer {n}" for n in range(CREW))])
 
@@ -284,17 +287,9 @@ def all_die_when_it_is_decided(url: str, monkeypatch: pytest.MonkeyPatch) -> Ite
         yield patched
 
 
-def test_whoever_leads_dies_before_it_has_taken_the_version(url, meet, impatient, monkeypatch):
-    left = [Killed]
+def test_whoever_leads_dies_before_it_has_taken_the_version(url, meet, impatient, before):
     meet(url, CREW)
-    real = GroupCommits._lead
-
-    def dies(self: GroupCommits, content: bytes, mine: Any, trip: float) -> Any:
-        if left:
-            raise left.pop()
-        return real(self, content, mine, trip)
-
-    monkeypatch.setattr(GroupCommits, "_lead", dies)
+    before(GroupCommits, "_lead", once(Killed()))
     made = [each.result() for each in commit_together(crew(url))]
     assert made.count(None) == 1
     done = [each.message for each in made if each is not None]
@@ -341,22 +336,17 @@ def test_nothing_is_put_above_a_gap(url, meet, impatient, monkeypatch):
 
 
 @pytest.mark.parametrize("how", ["interrupted", "unanswered"])
-def test_who_gives_up_is_told_that_it_is_not_known_and_takes_the_proposal_back(url, monkeypatch, how):
+def test_who_gives_up_is_told_that_it_is_not_known_and_takes_the_proposal_back(url, before, how):
     """Never that nothing was committed: whoever leads may have read the proposal."""
     transaction = staged(url, "gives up")
-    leader = GroupCommits._lead
-    error = KeyboardInterrupt() if how == "interrupted" else TimeoutError("no answer")
-
-    def gives_up(*_: Any) -> None:
-        assert proposals(url, 1) == 1
-        raise error
-
-    monkeypatch.setattr(GroupCommits, "_lead", gives_up)
+    before(GroupCommits, "_lead", once(KeyboardInterrupt() if how == "interrupted" else TimeoutError("no answer")))
+    before(GroupCommits, "_lead", lambda *_: proposed.append(proposals(url, 1)))
+    proposed: list[int] = []
     with pytest.raises(KeyboardInterrupt if how == "interrupted" else txstore.CommitUnknownError):
         transaction.commit()
     assert transaction.state == "of unknown outcome"
+    assert proposed == [1]
     wait_until(lambda: proposals(url, 1) == 0)
-    monkeypatch.setattr(GroupCommits, "_lead", leader)
     staged(url, "again", "another/c/0").commit()
     assert messages(url) == ["first", "again"]
 
@@ -366,7 +356,7 @@ def test_who_gives_up_is_told_that_it_is_not_known_and_takes_the_proposal_back(u
     [("", OSError, "open"), (".proposal-", txstore.CommitUnknownError, "of unknown outcome")],
 )
 def test_there_is_no_room_for_what_is_proposed_or_for_the_group_commit(
-    url, impatient, monkeypatch, room, raised, state
+    url, impatient, intercept, monkeypatch, room, raised, state
 ):
     """A bucket at its quota says so: nobody waits for ever.
 
@@ -374,29 +364,28 @@ def test_there_is_no_room_for_what_is_proposed_or_for_the_group_commit(
     """
     refused = list[str]()
 
-    def refuse(real: Any, self: ObjectClient, path: str, parts: Any) -> None:
+    def refuse(_: str, path: str, send: Callable[[], None]) -> None:
         if room and room in path:
-            real(self, path, parts)
+            send()
             return
         refused.append(path)
         if len(refused) > 10:
             raise Killed
         raise OSError(errno.EDQUOT, "no space left", path)
 
-    create, put, transaction = ObjectClient.create, ObjectClient.put, staged(url, "full")
-    with monkeypatch.context() as patched:
-        patched.setattr(ObjectClient, "create", lambda *given: refuse(create, *given))
-        patched.setattr(ObjectClient, "put", lambda *given: refuse(put, *given))
-        with pytest.raises(raised, match="no space left"):
-            transaction.commit()
-        assert transaction.state == state
+    transaction = staged(url, "full")
+    intercept(refuse)
+    with pytest.raises(raised, match="no space left"):
+        transaction.commit()
+    assert transaction.state == state
+    monkeypatch.undo()
     assert messages(url) == ["first"]
     transaction.rollback()
 
 
 @pytest.mark.parametrize("oldest_kept", [2, 3])
 def test_a_group_commit_of_those_who_have_slept_is_not_taken_for_history(
-    far, meet, impatient, monkeypatch, oldest_kept
+    far, meet, impatient, before, monkeypatch, oldest_kept
 ):
     """While all were asleep, others committed and a vacuum freed versions.
 
@@ -406,33 +395,23 @@ def test_a_group_commit_of_those_who_have_slept_is_not_taken_for_history(
     set_keys(txstore.Repository(url), {"a": b"0"}, "first")
     slept, awake, is_taken_by_them = crew(url), txstore.Repository(url), threading.Event()
     monkeypatch.setattr(group_commits, "TRUSTED", -1.0)  # it was for long
-    monkeypatch.setattr(awake.engine.commits.store._contention, "is_contended", lambda branch: False)  # it joins nobody
+    monkeypatch.setattr(commits_of(awake).store._contention, "is_contended", lambda branch: False)  # it joins nobody
     for each in slept:
         commits = each.staging._commits
         heads = commits.store
         heads._looks.note("main", Look(time.monotonic() - 60, time.time() - 60))
         monkeypatch.setattr(heads, "to_follow", heads._known.of)
         monkeypatch.setattr(commits.oldest_kept, "of", lambda branch: oldest_kept)
-    fitting, look, check = group_commits.fitting, GroupCommits._look, GroupCommits._check_made
 
-    def falls_asleep(*arguments: Any) -> Any:
+    def falls_asleep(*_: Any) -> None:
         for number in range(AWAKE):
             set_keys(awake, {"a/zarr.json": GROUP % number}, f"awake {number}")
         for version in range(oldest_kept):
             objects_of(awake).delete([names.commit_path("main", version)])
-        return fitting(*arguments)
 
-    def looks_later(self: GroupCommits, *arguments: Any) -> Any:
-        assert is_taken_by_them.wait(TIMEOUT)
-        return look(self, *arguments)
-
-    def check_later(self: GroupCommits, *arguments: Any) -> Any:
-        is_taken_by_them.set()
-        return check(self, *arguments)
-
-    monkeypatch.setattr(group_commits, "fitting", falls_asleep)
-    monkeypatch.setattr(GroupCommits, "_look", looks_later)
-    monkeypatch.setattr(GroupCommits, "_check_made", check_later)
+    before(group_commits, "fitting", falls_asleep)
+    before(GroupCommits, "_look", lambda *_: is_taken_by_them.wait(TIMEOUT))
+    before(GroupCommits, "_check_made", lambda *_: is_taken_by_them.set())
     meet(url, CREW)
     found = commit_together(slept)
     assert file_of(url, 1).header.group_commit == (0, CREW)
@@ -462,7 +441,7 @@ def test_a_version_that_is_free_below_others_was_freed(far, impatient):
 
 
 @pytest.mark.parametrize("when", ["before", "after"])
-def test_a_branch_is_deleted_beside_a_group_commit(url, meet, monkeypatch, when):
+def test_a_branch_is_deleted_beside_a_group_commit(url, meet, before, when):
     """Whoever is told of its commit has made it before the branch was deleted."""
     repo = txstore.Repository(url)
     repo.branches["b"] = repo.head()
@@ -470,19 +449,16 @@ def test_a_branch_is_deleted_beside_a_group_commit(url, meet, monkeypatch, when)
     transactions = [staged(url, f"writer {number}", branch="b") for number in range(CREW)]
     lock, left = threading.Lock(), [None]
 
-    def delete_once() -> None:
+    def delete_once(*_: Any) -> None:
         with lock:
             if left:
                 left.pop()
                 del txstore.Repository(url).branches["b"]
 
-    fitting, follow = group_commits.fitting, GroupCommits._follow
     if when == "before":
-        monkeypatch.setattr(group_commits, "fitting", lambda *arguments: (delete_once(), fitting(*arguments))[1])
+        before(group_commits, "fitting", delete_once)
     else:
-        monkeypatch.setattr(
-            GroupCommits, "_follow", lambda self, group_commit: (delete_once(), follow(self, group_commit))[1]
-        )
+        before(GroupCommits, "_follow", delete_once)
     meet(url, CREW, 2)
     found = commit_together(transactions)
     for each in found:
@@ -504,10 +480,10 @@ def test_who_may_only_read_comes_to_what_is_in_its_place(url, meet, impatient, m
 
 
 @pytest.mark.parametrize("what", ["version", "proposal", "everything"])
-def test_answers_are_lost(url, meet, impatient, monkeypatch, what):
+def test_answers_are_lost(url, meet, impatient, intercept, what):
     """The server has done it, and is asked again, or not at all."""
     meet(url, CREW)
-    create, put, lock, lost = ObjectClient.create, ObjectClient.put, threading.Lock(), set[str]()
+    lock, lost = threading.Lock(), set[str]()
 
     def is_first(path: str) -> bool:
         with lock:
@@ -515,37 +491,28 @@ def test_answers_are_lost(url, meet, impatient, monkeypatch, what):
             lost.add(path)
         return is_new
 
-    def create_and_lose(self: ObjectClient, path: str, parts: Any) -> None:
-        create(self, path, parts)
-        if what != "proposal" and is_first(path):
-            raise FileExistsError(path)  # to the request that was sent again
+    def lose(kind: str, path: str, send: Callable[[], None]) -> None:
+        send()
+        if what != ("proposal" if kind == "create" else "version") and is_first(path):
+            raise FileExistsError(path) if kind == "create" else TimeoutError(path)  # to one that was sent again
 
-    def put_and_lose(self: ObjectClient, path: str, parts: Any) -> None:
-        put(self, path, parts)
-        if what != "version" and is_first(path):
-            raise TimeoutError(path)
-
-    monkeypatch.setattr(ObjectClient, "create", create_and_lose)
-    monkeypatch.setattr(ObjectClient, "put", put_and_lose)
+    intercept(lose)
     made = [each.result() for each in commit_together(crew(url))]
     assert sorted(each.message for each in made) == sorted(f"writer {n}" for n in range(CREW))
     assert sorted(messages(url)) == sorted(["first", *(f"writer {n}" for n in range(CREW))])
 
 
-def test_requests_come_twice_and_late(url, meet, monkeypatch):
+def test_requests_come_twice_and_late(url, meet, intercept):
     """Each write of a proposal or a version is carried out once more when all is over."""
     meet(url, CREW)
-    create, put, again, lock = ObjectClient.create, ObjectClient.put, list[Callable[[], None]](), threading.Lock()
+    again = list[Callable[[], None]]()
 
-    def note(function: Any, self: ObjectClient, path: str, parts: Any) -> None:
-        copied = [bytes(part) for part in parts]
-        with lock:
-            if path.startswith("commits/"):
-                again.append(lambda: function(self, path, copied))
-        function(self, path, parts)
+    def note(_: str, path: str, send: Callable[[], None]) -> None:
+        if path.startswith("commits/"):
+            again.append(send)
+        send()
 
-    monkeypatch.setattr(ObjectClient, "create", lambda self, path, parts: note(create, self, path, parts))
-    monkeypatch.setattr(ObjectClient, "put", lambda self, path, parts: note(put, self, path, parts))
+    intercept(note)
     made = [each.result() for each in commit_together(crew(url))]
     for late in again:
         with contextlib.suppress(FileExistsError):

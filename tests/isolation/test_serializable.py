@@ -121,20 +121,6 @@ def test_what_is_no_conflict(repo: txstore.Repository, read: Any, other: Any) ->
     assert conflicts(mapping) == ()
 
 
-@pytest.mark.parametrize("path", ["", "d", "d/y"])
-def test_a_prefix_that_others_delete(repo: txstore.Repository, path: str) -> None:
-    for read in (lambda m: list(m.list_dir("d")), list, lambda m: m["d/y/z"], lambda m: m.has_keys_below("d/y")):
-        mapping = repo.begin(isolation="serializable")
-        read(mapping)
-        mapping["mine"] = os.urandom(4)
-        with repo.begin() as foreign:
-            foreign.delete_dir(path)
-        assert conflicts(mapping) != ()
-        with repo.begin() as again:
-            for key in ("a", "d/x", "d/y/z"):
-                again[key] = os.urandom(4)
-
-
 def test_what_was_written_as_it_was_is_relied_on(repo: txstore.Repository) -> None:
     """A write of the very bytes of the base is none; but it must not be overtaken either."""
     for isolation, expected in (("snapshot", ()), ("serializable", ("a",))):

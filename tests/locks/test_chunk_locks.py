@@ -17,6 +17,7 @@ import pytest
 
 import txstore.locks.chunk_locks
 from tests.locks.lock_words import is_wanted_badly
+from tests.tools.disk import NOBODY, in_child
 from tests.tools.lock_clients import KINDS
 from tests.tools.waiting import wait_until
 from tests.tools.workers import QUICK
@@ -99,7 +100,7 @@ def _obey(pipe: Any, directory: str, kind: str | None, has_c: bool) -> None:
         "kind": lambda: locks.kind,
         "leave": locks.close,
         "count": lambda path, rounds: _count(owner(0), path, rounds),
-        "fork": lambda key: _in_fork(lambda: _what_a_fork_sees(locks, owner(0), key)),
+        "fork": lambda key: in_child(lambda: _what_a_fork_sees(locks, owner(0), key)),
         "leave_child": lambda: _leave_child(),
     }
     while True:
@@ -119,23 +120,6 @@ def _count(owner: Any, path: str, rounds: int) -> None:
         time.sleep(0)
         Path(path).write_text(str(number + 1))
         owner.release("counter/c/0")
-
-
-def _in_fork(function: Callable[[], Any]) -> Any:
-    reading, writing = os.pipe()
-    pid = os.fork()
-    if pid == 0:
-        try:
-            answer = function()
-        except BaseException as error:  # noqa: BLE001 - the parent is told
-            answer = repr(error)
-        os.write(writing, pickle.dumps(answer))
-        os._exit(0)
-    os.close(writing)
-    with open(reading, "rb") as pipe:
-        answer = pickle.loads(pipe.read())
-    os.waitpid(pid, 0)
-    return answer
 
 
 def _what_a_fork_sees(locks: ChunkLocks, inherited: Any, key: str) -> dict[str, Any]:
@@ -299,6 +283,18 @@ def test_who_has_just_had_a_lock_lets_those_who_wait_go_first(locks, peer, direc
 
 
 # --- all of the keys, or none
+def test_a_failed_call_leaves_what_was_held_before(locks, peer):
+    mine = locks.owner()
+    mine.acquire(["a", "b"])
+    peer.ask("acquire", "c")
+    with pytest.raises(LockTimeoutError):
+        mine.acquire(["a", "b", "c", "d"], 0.01)
+    assert [mine.holds(key) for key in "abcd"] == [True, True, False, False]
+    mine.release(["a", "b"])
+    assert not mine.holds("a")
+
+
+# --- all of the keys, or none
 
 
 def test_two_keys_of_one_slot_are_two(locks):
@@ -370,28 +366,6 @@ def test_a_fork_does_not_keep_the_locks_of_its_dead_parent(locks, peer):
         locks.owner().acquire(["a", "b"], SOON)
     finally:
         os.kill(child, signal.SIGKILL)
-
-
-def test_nothing_is_open_before_it_is_used_or_after_it_is_closed(directory, kind):
-    def opened() -> list[str]:
-        names = []
-        for number in os.listdir("/proc/self/fd"):
-            with contextlib.suppress(OSError):
-                names.append(os.readlink(f"/proc/self/fd/{number}"))
-        return [name for name in names if name.startswith(str(directory))]
-
-    if not LINUX:
-        pytest.skip("needs /proc")
-    locks = ChunkLocks(str(directory), "data.tx", kind=kind)
-    assert list(directory.iterdir()) == []
-    owner = locks.owner()
-    assert len(opened()) <= 2
-    owner.acquire("a")
-    owner.close()
-    assert len(opened()) <= 2
-    locks.close()
-    assert opened() == []
-    assert locks.owner().acquire("a", 0) == ()
 
 
 # --- the file
@@ -584,14 +558,7 @@ def test_what_is_no_file_is_refused(locks, directory):
 
 
 def as_nobody(function: Callable[[], Any]) -> Any:
-    def work() -> Any:
-        if os.getuid() == 0:
-            os.setgroups([])
-            os.setgid(65534)
-            os.setuid(65534)
-        return function()
-
-    return _in_fork(work)
+    return in_child(function, user=NOBODY if os.getuid() == 0 else None)
 
 
 @pytest.fixture
@@ -729,6 +696,21 @@ class Waiting:
         with contextlib.suppress(LockTimeoutError):
             owner.acquire(keys, timeout)
         self.done.set()
+
+
+def test_those_who_wait_are_served_in_their_order(fallback):
+    first, second, third, fourth = (fallback.owner() for _ in range(4))
+    first.acquire("a")
+    both = Waiting(second, ["a", "b"])
+    later = Waiting(third, "b")
+    assert not later.done.is_set()  # b is free, but somebody waits for it
+    fourth.acquire("b", 0)  # whoever only tries may pass
+    fourth.close()
+    first.close()
+    assert both.done.wait(SOON)
+    assert not later.done.is_set()
+    second.close()
+    assert later.done.wait(SOON)
 
 
 def test_who_gives_up_lets_those_behind_go_on(fallback):

@@ -114,25 +114,6 @@ def test_keys_are_taken_in_the_order_of_their_slots(path, table, owners, count):
     run_threads(wait, look)
 
 
-def test_keys_that_share_a_slot(path):
-    table = open_table(path, slots=64)
-    one, other = table.owner(), table.owner()
-    hashed = SlotHash(64, SEED)
-    first, second = [key for key in (f"a/c/{i}" for i in range(200)) if hashed.slot_of(key) == 7][:2]
-    one.acquire([first, second])
-    one.release(first)
-    with pytest.raises(TimedOut):
-        other.acquire(first, 0)
-    one.release(second)
-    assert other.acquire([second, first], 0) == ()
-    one_more = [f"b/c/{i}" for i in range(500)]
-    other.acquire(one_more)
-    assert not any(is_free(table, key) for key in one_more)
-    other.release(one_more)
-    other.release([first, second])
-    assert is_free(table, one_more)
-
-
 def test_timeouts(owners):
     one, other = owners
     one.acquire("a")

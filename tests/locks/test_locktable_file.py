@@ -12,7 +12,6 @@ import pytest
 from tests.locks.lock_words import word_offset
 from tests.tools.disk import in_child
 from tests.tools.lock_clients import (
-    Forked,
     Lost,
     TimedOut,
     descriptors_of,
@@ -43,26 +42,6 @@ def test_a_table_in_a_cycle_goes(path):
     gc.collect()
     assert descriptors_of(path) == []
     assert is_free(open_table(path), "a")
-
-
-def test_a_descriptor_closed_behind_our_back(path, table):
-    owner = table.owner()
-    owner.acquire(["a", "b"])
-    (fd,) = descriptors_of(path)
-    other_file = os.open("/dev/null", os.O_RDONLY)
-    try:
-        os.dup2(other_file, fd)  # as a program does that closes what it does not know
-        with pytest.raises(Lost) as caught:
-            owner.fence()
-        assert sorted(caught.value.keys) == ["a", "b"]
-        with pytest.raises(OSError, match="open the repository again"):
-            table.owner()
-        assert sorted(open_table(path).owner().acquire(["a", "b"], 0)) == ["a", "b"]
-        table.close()
-        os.fstat(fd)  # it is not ours to close
-    finally:
-        os.close(other_file)
-        os.close(fd)
 
 
 def test_nobody_is_taken_for_dead_by_another_file(path, table):
@@ -333,22 +312,3 @@ def test_no_living_transaction_loses_a_word(path, table):
                 asking.acquire(key, 0)
     for owner in living.values():
         owner.fence()
-
-
-def test_paths(tmp_path):
-    native()
-    for path, error in [
-        (tmp_path / "missing" / "chunks", FileNotFoundError),
-        (tmp_path, OSError),
-        ("/dev/null", OSError),
-    ]:
-        with pytest.raises(error) as caught:
-            open_table(path)
-        assert caught.value.filename == str(path)
-    os.mkfifo(tmp_path / "fifo")
-    with pytest.raises(OSError):
-        open_table(tmp_path / "fifo")
-    with pytest.raises(ValueError):
-        open_table(f"{tmp_path}/a\0b")
-    table = native().LockTable(tmp_path / "ä", timed_out=TimedOut, lost=Lost, forked=Forked)
-    assert table.owner().acquire("a") == ()

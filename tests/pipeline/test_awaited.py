@@ -24,16 +24,10 @@ Change = Callable[[bytes], bytes]
 
 
 @pytest.fixture
-def threads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+def threads(before: Callable[..., None]) -> list[str]:
     """What the pipeline has done in a thread."""
     done: list[str] = []
-    in_thread = codec_pipeline.in_thread
-
-    async def call(function, *arguments):
-        done.append(function.__name__)
-        return await in_thread(function, *arguments)
-
-    monkeypatch.setattr(codec_pipeline, "in_thread", call)
+    before(codec_pipeline, "in_thread", lambda function, *_: done.append(function.__name__))
     return done
 
 
@@ -97,17 +91,15 @@ def test_what_goes_wrong_is_read_anew(repo, threads, monkeypatch, change):
     assert asked
 
 
-def test_a_pack_that_is_missing_is_no_fill_value(repo, monkeypatch):
+def test_a_pack_that_is_missing_is_no_fill_value(repo, before, monkeypatch):
     asked = awaiting(monkeypatch)
     array = opened(repo)
-    get_range = MemoryBackend.get_range
 
-    def missing(self: MemoryBackend, path: str, *rest: Any) -> Any:
-        if path == names.FORMAT:
-            return get_range(self, path, *rest)
-        raise FileNotFoundError(2, "there is no such object", path)
+    def missing(_: MemoryBackend, path: str, *_rest: Any) -> None:
+        if path != names.FORMAT:
+            raise FileNotFoundError(2, "there is no such object", path)
 
-    monkeypatch.setattr(MemoryBackend, "get_range", missing)
+    before(MemoryBackend, "get_range", missing)
     with pytest.raises(txstore.CorruptionError):
         array[FIFTH]
     assert asked

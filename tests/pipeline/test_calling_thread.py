@@ -3,12 +3,10 @@
 from __future__ import annotations
 
 import asyncio
-import gc
 import os
 import subprocess
 import sys
 import threading
-import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import suppress
@@ -196,31 +194,6 @@ def test_an_error_ends_the_other_tasks_of_the_call(store: txstore.TxStore) -> No
     zarr.open_array(store, path="x")[...] = 2
     store.commit()
     assert zarr.open_array(store, path="x")[...].tolist() == [2] * 8
-
-
-def test_an_error_that_is_kept_keeps_no_variable_of_the_caller(store: txstore.TxStore) -> None:
-    create(store)
-    z = zarr.open_array(store.with_read_only(True), path="x")
-
-    class Thing:
-        pass
-
-    def call() -> tuple[BaseException, weakref.ref[Thing]]:
-        thing = Thing()
-        try:
-            z.attrs["a"] = 1
-        except ValueError as error:
-            return error, weakref.ref(thing)
-        raise AssertionError
-
-    gc.collect()
-    gc.disable()
-    try:
-        error, thing = call()
-        del error
-        assert thing() is None
-    finally:
-        gc.enable()
 
 
 def test_what_a_thread_has_begun_is_refused_once_the_call_has_failed(store: txstore.TxStore) -> None:

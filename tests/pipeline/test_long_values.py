@@ -1,6 +1,7 @@
 """Long chunks of a repository that is read by ranges: they are read to where they are wanted, if they lie so."""
 
 import uuid
+from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -20,18 +21,12 @@ SHAPE, CHUNK = (100, 90), (40, 45)  # of 4 bytes; the last row of chunks reaches
 
 
 @pytest.fixture
-def pieces(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+def pieces(before: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """How long the values are that are read to where they are wanted; a value of a KB is long."""
     for module in (ranged_packs, ranged_runs, range_planning):
         monkeypatch.setattr(module, "RANGE", 1000)
     found: list[int] = []
-    read_into = PackReader.read_into
-
-    def noted(reader: PackReader, offset: int, place: Any) -> None:
-        found.append(len(place))
-        read_into(reader, offset, place)
-
-    monkeypatch.setattr(PackReader, "read_into", noted)
+    before(PackReader, "read_into", lambda _, offset, place: found.append(len(place)))
     return found
 
 

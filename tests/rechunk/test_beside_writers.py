@@ -101,12 +101,6 @@ def test_killed_at_some_steps(tmp_path):
     kill(tmp_path, "8")
 
 
-@pytest.mark.long
-@pytest.mark.timeout(1200)
-def test_killed_at_each_step(tmp_path):
-    kill(tmp_path)
-
-
 def kill(directory: Path, *how_many: str) -> None:
     command = [sys.executable, "-m", "tests.rechunk.kill_rechunker", str(directory), *how_many]
     done = subprocess.run(command, capture_output=True, text=True, cwd=Path(__file__).parents[2])

@@ -17,7 +17,8 @@ import txstore
 import txstore.rechunk.job
 from tests.tools.arrays import HAS_RECTILINEAR
 from tests.tools.commits import commit, create_array, write_array
-from tests.tools.faults import Killed
+from tests.tools.faults import Killed, once
+from tests.tools.inside import storage_of
 from txstore.constraints import Fixed, Frozen
 from txstore.format import names
 from txstore.rechunk.job import RechunkJob
@@ -312,7 +313,7 @@ def test_the_same_call_continues(repo, monkeypatch, each_piece, call, vacuum):
     assert list(repo.branches) == ["main"]
 
 
-def test_a_commit_that_the_copy_is_like_may_be_expired(repo, monkeypatch):
+def test_a_commit_that_the_copy_is_like_may_be_expired(repo, before, monkeypatch):
     """What was copied again on the branch has to be copied once more, if nobody knows what has changed since."""
     monkeypatch.setattr(txstore.rechunk.job, "_FEW", 0)
     data = written(repo, np.arange(100), chunks=(10,))
@@ -320,14 +321,7 @@ def test_a_commit_that_the_copy_is_like_may_be_expired(repo, monkeypatch):
     def change(value: int, place: int) -> None:
         write_array(repo, "x", place, value)
 
-    finish, calls = txstore.rechunk.job.RechunkJob._turn, iter(range(2))
-
-    def turn(self: Any) -> Any:
-        if not next(calls):
-            raise Killed
-        return finish(self)
-
-    monkeypatch.setattr(txstore.rechunk.job.RechunkJob, "_turn", turn)
+    before(RechunkJob, "_turn", once(Killed()))
     with pytest.raises(Killed):
         repo.rechunk("x", chunks=(7,), progress=lambda *_: change(-1, 5))
     change(5, 5)  # as it was when the copy began: no difference from there
@@ -352,18 +346,16 @@ def test_the_branch_of_another_job(repo):
     assert repo.rechunk("x", chunks=(7,)) is not None
 
 
-def test_another_grid_at_the_last_moment(repo, monkeypatch):
+def test_another_grid_at_the_last_moment(repo, before, monkeypatch):
     """It stays: to try again, in the turn to commit, would only let all other committers wait."""
     written(repo, np.arange(20), chunks=(5,))
-    turn = RechunkJob._turn
 
-    def after_another(job: RechunkJob) -> Any:
+    def another(job: RechunkJob) -> None:
         if not job.work.endswith("other"):
             txstore.Repository(repo.url).rechunk("x", chunks=(8,), name="other")
             monkeypatch.setattr(time, "sleep", lambda seconds: pytest.fail("it tries again"))
-        return turn(job)
 
-    monkeypatch.setattr(RechunkJob, "_turn", after_another)
+    before(RechunkJob, "_turn", another)
     with pytest.raises(txstore.ConflictError, match="other chunks") as caught:
         repo.rechunk("x", chunks=(7,))
     assert JOB in caught.value.__notes__[-1]
@@ -439,7 +431,7 @@ def test_the_log_of_operations_has_no_path(repo, path, storage):
     parts = [f"-{path}", *re.split("[^A-Za-z]", path)] if "/" in path else [f"-{path}", f'"{path}']
 
     def recorded() -> list[str]:
-        storage = repo.engine.storage
+        storage = storage_of(repo)
         return [bytes(storage.read(each)).decode() for each in paths_in(storage, names.OPERATIONS)]
 
     def check(count: int) -> None:
@@ -459,23 +451,6 @@ def test_the_log_of_operations_has_no_path(repo, path, storage):
     check(6)
     repo.erase(path)
     check(7)
-
-
-def test_one_job_for_each_path_and_branch(repo):
-    """Whatever the paths and branches have in common: none is taken for the job of another."""
-    jobs = [(path, branch) for path in ("a/b", "a-b", "a b") for branch in ("main", "dev")]
-    with repo.transaction() as store:
-        for path in ("a/b", "a-b", "a b"):
-            zarr.create_array(store, name=path, data=np.arange(20), chunks=(5,))
-    repo.branches["dev"] = repo.head()
-    for path, branch in jobs:
-        with pytest.raises(Killed):
-            repo.rechunk(path, chunks=7, branch=branch, progress=interrupt_at(0))
-    assert len(list(repo.branches)) == 2 + len(jobs)
-    for path, branch in jobs:
-        repo.rechunk(path, chunks=7, branch=branch)
-        assert zarr.open_array(repo.snapshot(branch=branch), path=path, mode="r").chunks == (7,)
-    assert sorted(repo.branches) == ["dev", "main"]
 
 
 @pytest.mark.parametrize("has_commits", [False, True])

@@ -39,7 +39,7 @@ class FakeObjects:
         self.requests.clear()
         self.calls.clear()
 
-    def _content(self, path: str) -> bytes:
+    def content(self, path: str) -> bytes:
         if path in self.contents:
             return self.contents[path]
         if self.root is None:
@@ -55,7 +55,7 @@ class FakeObjects:
             self.requests += [(path, offset, length) for offset, length in ranges]
             self.calls.append(list(ranges))
         self.before(path)
-        content = self._content(path)
+        content = self.content(path)
         return [content[offset : offset + length] for offset, length in ranges]
 
     def can_await(self) -> None:
@@ -73,7 +73,7 @@ class FakeObjects:
         with self.lock:
             self.requests.append((path, -length, length))
         self.before(path)
-        content = self._content(path)
+        content = self.content(path)
         return content[max(len(content) - length, 0) :], len(content)
 
     def get(self, path: str) -> bytes:

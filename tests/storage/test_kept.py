@@ -203,20 +203,6 @@ def test_what_was_fetched_before_another_process_emptied_it_is_not_kept(path: Pa
 # --- on disk
 
 
-def test_files_of_others_are_left_alone(path: Path) -> None:
-    cache = on_disk(path, 100_000)
-    cache.keep(ID, 0, piece(0, 100))
-    [file] = pieces_of(path)
-    names = ["notes.txt", "ab/notes", "0-5", "x.new", "ab" * 8 + ".newer", str(file.relative_to(path).parent / "a")]
-    for name in names:
-        (path / name).parent.mkdir(exist_ok=True)
-        (path / name).write_bytes(b"mine")
-        os.utime(path / name, (1, 1))
-    for i in range(100):
-        cache.keep(ID, 1000 * i, piece(1000 * i, 900))
-    assert all((path / name).read_bytes() == b"mine" for name in names)
-
-
 def test_what_was_not_used_for_longest_leaves_the_disk_first(path: Path) -> None:
     limit = 1 << 20
     cache = on_disk(path, limit)
@@ -350,21 +336,6 @@ def test_a_full_disk_is_no_error(path: Path, monkeypatch: pytest.MonkeyPatch, nu
     assert cache.find(ID, 200, 100) is None
     assert cache.find(ID, 0, 100) is not None
     assert not list(path.glob("*.new"))
-
-
-def test_a_directory_that_goes_is_no_error(path: Path) -> None:
-    cache = on_disk(path)
-    cache.keep(ID, 0, piece(0, 100))
-    for file in pieces_of(path):
-        file.unlink()
-    assert cache.find(ID, 0, 100) is None
-    for folder in sorted(path.rglob("*"), reverse=True):
-        folder.rmdir()
-    path.rmdir()
-    path.write_bytes(b"")
-    cache.keep(ID, 0, piece(0, 100))
-    assert cache.find(ID, 0, 100) is None
-    cache.forget(ID)
 
 
 def test_what_was_asked_for_before_all_was_forgotten_is_not_kept(cache: PackCache) -> None:

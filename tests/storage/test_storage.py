@@ -1,5 +1,6 @@
 """The local storage: what each call promises, among threads and processes."""
 
+import os
 import sys
 import threading
 from pathlib import Path
@@ -100,6 +101,14 @@ def test_more_parts_than_the_system_takes_at_once(storage):
     file.write(1, parts)
     assert file.read(1, 20_000) == b"".join(parts)
     file.close()
+
+
+def test_a_read_that_the_system_cuts_short_goes_on(storage, monkeypatch):
+    read = os.pread
+    Path(storage.url, "file").write_bytes(b"0123456789")
+    monkeypatch.setattr(os, "pread", lambda fd, length, at: read(fd, min(length, 3), at))
+    assert storage.read_range("file", 1, 8) == b"12345678"
+    assert storage.read_tail("file", 7) == (b"3456789", 10)
 
 
 def test_delete_takes_files_only(storage):

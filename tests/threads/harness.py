@@ -134,7 +134,7 @@ class Round:
             told = self.run_all(shared, workers, seconds)
             self.end_all(shared)
             faults = list(shared.faults) + [Fault("in a finalizer", what) for what in in_finalizers]
-            faults += self._check(shared, told)
+            faults += self.check(shared, told)
         counts = sum((worker.counts for worker in workers), Counter())
         counts["commits of other processes"] = len(told)
         return Outcome(
@@ -190,7 +190,7 @@ class Round:
 
     # --- what they said
 
-    def _check(self, shared: Shared, told: list[neighbours.Told]) -> Iterator[Fault]:
+    def check(self, shared: Shared, told: list[neighbours.Told]) -> Iterator[Fault]:
         commits = {commit.message: commit.seq for commit in self.repo.log()}
         contents = {commit.seq: layout.content(self.repo.mapping(at=commit.id)) for commit in self.repo.log()}
         session = _made(shared.session, commits)

@@ -53,10 +53,10 @@ class End:
 
 class Ticks:
     def __init__(self) -> None:
-        self._count = itertools.count(1)
+        self.count = itertools.count(1)
 
     def __call__(self) -> int:
-        return next(self._count)
+        return next(self.count)
 
 
 @dataclass

@@ -71,11 +71,11 @@ class _Register:
         for place, value in enumerate(self.held):
             self.first.setdefault(value, place)
         self.done = [each for each in writes if each.outcome == DONE]
-        self._ends = [each.end for each in self.done]
+        self.ends = [each.end for each in self.done]
 
     def needed(self, begin: int, end: int, rollbacks: _Rollbacks) -> int:
         """Return the last value acknowledged before something began, if nothing dropped it before that ended; or 0."""
-        place = bisect_left(self._ends, begin)
+        place = bisect_left(self.ends, begin)
         if not place or rollbacks.may_have_dropped(last := self.done[place - 1], end):
             return 0
         return last.wrote[1]
@@ -125,12 +125,12 @@ class Rules:
         for register in self.registers.values():
             yield from self.torn(register)
             if not _may_be_lost(register.key):
-                yield from self._held(register)
+                yield from self.held(register)
         for each in self.lists.values():
             yield from self.kept(each)
         for operation in self.series.operations:
             if operation.read and operation.outcome == DONE:
-                yield from self._read(operation)
+                yield from self.read(operation)
                 if len(operation.read) > 1:
                     yield from self.sides(operation)
 
@@ -143,7 +143,7 @@ class Rules:
                 yield Fault("torn commit", f"{commit.end} holds {_shown(values)} of {register.key}")
                 return  # and so do those that follow
 
-    def _held(self, register: _Register) -> Iterator[Fault]:
+    def held(self, register: _Register) -> Iterator[Fault]:
         before = 0
         for value, (_, end) in zip(register.held, self.made, strict=True):
             holds = f"{end} holds {value} of {register.key}"
@@ -185,7 +185,7 @@ class Rules:
 
     # --- what reads see
 
-    def _read(self, read: Operation) -> Iterator[Fault]:
+    def read(self, read: Operation) -> Iterator[Fault]:
         place = bisect_left(self.ended, (read.begin, 0))
         base = max((each for _, each in self.ended[:place]), default=-1)
         for key, values in read.read.items():

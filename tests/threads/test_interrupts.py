@@ -154,17 +154,11 @@ def test_a_lock_that_another_thread_leaves_is_in_nobodys_way(repo: txstore.Repos
     assert latches.values(repo.mapping())[:2] == [7, 8]
 
 
-def test_a_lock_that_was_refused_is_not_left_to_the_collector(repo, store, monkeypatch):
+def test_a_lock_that_was_refused_is_not_left_to_the_collector(repo, store, before, monkeypatch):
     """An interrupt came where it was about to be given up: nobody else could commit until there was a collection."""
     latches.create(store, n=8, chunks=8, value=0)
     store.commit()
-    real, interrupt = LockBlock._give_up, once(KeyboardInterrupt())
-
-    def give_up(block: LockBlock, **options: bool) -> None:
-        interrupt()
-        real(block, **options)
-
-    monkeypatch.setattr(LockBlock, "_give_up", give_up)
+    before(LockBlock, "_give_up", once(KeyboardInterrupt()))
     monkeypatch.setattr(gate, "TIMEOUT", 0.0)
     is_refused = False
     gc.disable()

@@ -1,6 +1,8 @@
 """The rules find what is wrong with a series, and nothing in one that is right."""
 
+from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import pytest
@@ -10,6 +12,7 @@ from tests.threads.records import DONE, REFUSED, UNKNOWN, End, Operation, Series
 from tests.threads.rules import Made, Rules
 
 W, V, L = "r/w/0", "r/e/1", "l/c/0"
+PLACES = {"w": W, "v": V, "l": L}
 
 
 class Story:
@@ -25,246 +28,91 @@ class Story:
         self.tick += 1
         return self.tick
 
-    def begin(self, key: str = "", value: int = 0, **read: Values) -> Operation:
-        wrote = (key, value) if key else None
-        found = {{"w": W, "v": V, "l": L}[name]: values for name, values in read.items()}
-        operation = Operation(0, "operation", self.next(), wrote, found)
+    def begin(self, wrote: tuple[str, int] | None, read: dict[str, Values]) -> Operation:
+        operation = Operation(0, "operation", self.next(), wrote, {PLACES[name]: read[name] for name in read})
         self.series.operations.append(operation)
         return operation
 
-    def finish(self, each: Any, outcome: str = DONE) -> Any:
-        each.end, each.outcome = self.next(), outcome
-        return each
-
-    def write(self, key: str, value: int, outcome: str = DONE) -> None:
-        self.finish(self.begin(key, value), outcome)
-
-    def read(self, **read: Values) -> None:
-        self.finish(self.begin(**read))
-
     def begin_end(self, what: str) -> End:
-        end = End(0, what, self.next())
-        self.series.ends.append(end)
-        return end
+        self.series.ends.append(End(0, what, self.next()))
+        return self.series.ends[-1]
 
-    def holds(self, end: End, w: Values | int = 0, v: int = 0, l: Values = ()) -> None:  # noqa: E741 - as elsewhere
-        seq = len(self.contents) + 1
-        self.contents[seq] = {W: w if isinstance(w, tuple) else (w,), V: (v,), L: l}
-        self.made.append(Made(seq, end))
-
-    def commit(self, w: Values | int = 0, v: int = 0, l: Values = ()) -> None:  # noqa: E741
-        self.holds(self.finish(self.begin_end("commit")), w, v, l)
-
-    def rollback(self, outcome: str = DONE) -> None:
-        self.finish(self.begin_end("rollback"), outcome)
+    def finish(self, each: Any, outcome: str, holds: dict[str, Values] | None = None) -> None:
+        each.end, each.outcome = self.next(), outcome
+        if holds is not None:
+            self.made.append(Made(len(self.contents) + 1, each))
+            self.contents[len(self.contents) + 1] = {
+                PLACES[n]: v for n, v in ({"w": (0,), "v": (0,), "l": ()} | holds).items()
+            }
 
     def faults(self) -> set[str]:
         rules = Rules(self.series, self.made, self.contents, [W, V], [L])
         return {fault.name for fault in rules.faults()}
 
 
-def commits(story: Story) -> None:
-    story.write(W, 1)
-    story.read(w=(1,))
-    story.commit(1)
-    story.write(W, 2)
-    story.write(W, 3)
-    story.write(L, 7)
-    story.commit(3, 0, (7,))
-    story.read(w=(3,), v=(0,), l=(7,))
+def told(words: str) -> Story:
+    """Tell a story in words.
 
-
-def rolls_back(story: Story) -> None:
-    story.write(W, 1)
-    story.commit(1)
-    story.write(W, 2)
-    story.write(L, 7)
-    story.rollback()
-    story.read(w=(1,), l=())
-    story.write(V, 5)
-    story.commit(1, 5)
-
-
-def reads_what_is_being_written(story: Story) -> None:
-    write = story.begin(W, 2)
-    story.read(w=(0, 2))
-    story.finish(write)
-    commit = story.begin_end("commit")
-    later = story.begin(W, 3)
-    story.holds(story.finish(commit), 2)
-    story.finish(later)
-    story.read(w=(3,))
-
-
-def is_interrupted(story: Story) -> None:
-    """What was interrupted may be done, or may not."""
-    story.begin(W, 1)
-    story.commit(0)
-    story.commit(1)
-    story.begin(W, 2)
-    story.rollback()
-    story.commit(1)
-    story.rollback(UNKNOWN)
-    story.write(V, 1)
-    story.rollback(UNKNOWN)
-    story.commit(1, 0)
-
-
-def writes_beside_a_rollback(story: Story) -> None:
-    write = story.begin(W, 1)
-    story.rollback()
-    story.finish(write)
-    story.commit(1)
-    write = story.begin(W, 2)
-    story.rollback()
-    story.finish(write)
-    story.commit(1)
+    "w1" writes 1 to W: "w1!" is refused. "r:w0,2:l" reads two values of W, and no element of L; "c:w1" commits, and
+    W is 1 then; "b" rolls back: of "b?" nothing is known. What follows a "(" ends at the next ")", if there is one.
+    """
+    story, under_way = Story(), deque[Callable[[], None]]()
+    for word in words.split():
+        if word == ")":
+            under_way.popleft()()
+            continue
+        what, *parts = word.strip("(").split(":")
+        values = {part[0]: tuple(int(value) for value in part[1:].split(",") if value) for part in parts}
+        outcome = {"!": REFUSED, "?": UNKNOWN}.get(what[-1], DONE)
+        if what in ("c", "b", "b?"):
+            end = story.begin_end("commit" if what == "c" else "rollback")
+            ending = partial(story.finish, end, outcome, values if what == "c" else None)
+        else:
+            wrote = None if what == "r" else (PLACES[what[0]], int(what[1:].strip("!")))
+            ending = partial(story.finish, story.begin(wrote, values), outcome)
+        if word.startswith("("):
+            under_way.append(ending)
+        else:
+            ending()
+    return story
 
 
 @pytest.mark.parametrize(
-    "tell", [commits, rolls_back, reads_what_is_being_written, is_interrupted, writes_beside_a_rollback]
-)
-def test_nothing_is_found_where_nothing_is(tell: Callable[[Story], None]) -> None:
-    story = Story()
-    tell(story)
-    assert story.faults() == set()
-
-
-def tears(story: Story) -> None:
-    story.write(W, 1)
-    story.write(W, 2)
-    story.commit((1, 2))
-
-
-def loses(story: Story) -> None:
-    story.write(W, 1)
-    story.commit(0)
-
-
-def goes_back(story: Story) -> None:
-    story.write(W, 1)
-    story.write(W, 2)
-    story.commit(2)
-    story.commit(1)
-
-
-def loses_an_element(story: Story) -> None:
-    story.write(L, 7)
-    story.commit(l=())
-
-
-def reads_without_an_element(story: Story) -> None:
-    story.write(L, 7)
-    story.read(l=())
-
-
-def reads_two_commits(story: Story) -> None:
-    read = story.begin(w=(1,), v=(2,))
-    story.write(W, 1)
-    story.commit(1)
-    story.write(W, 2)
-    story.write(V, 1)
-    story.commit(2, 1)
-    story.write(V, 2)
-    story.commit(2, 2)
-    story.finish(read)
-
-
-def reads_both_sides(story: Story) -> None:
-    read = story.begin(w=(1, 3))
-    for value in (1, 2, 3):
-        story.write(W, value)
-        story.commit(value)
-    story.finish(read)
-
-
-def reads_a_list_and_an_element(story: Story) -> None:
-    read = story.begin(l=(), v=(2,))
-    story.write(L, 7)
-    story.commit(l=(7,))
-    story.write(V, 2)
-    story.commit(0, 2, (7,))
-    story.finish(read)
-
-
-def reads_half(story: Story) -> None:
-    story.write(W, 1)
-    story.read(w=(0, 1))
-
-
-def reads_what_was_before(story: Story) -> None:
-    story.write(W, 1)
-    story.write(W, 2)
-    story.read(w=(1,))
-
-
-def reads_what_was_committed_before(story: Story) -> None:
-    story.write(W, 1)
-    story.commit(1)
-    story.rollback()
-    story.read(w=(0,))
-
-
-def commits_what_was_rolled_back(story: Story) -> None:
-    story.write(W, 1)
-    story.rollback()
-    story.commit(1)
-
-
-def appends_what_was_rolled_back(story: Story) -> None:
-    story.write(L, 1)
-    story.rollback()
-    story.commit(l=(1,))
-
-
-def reads_what_was_rolled_back(story: Story) -> None:
-    story.write(W, 1)
-    story.rollback()
-    story.read(w=(1,))
-
-
-def commits_what_failed(story: Story) -> None:
-    story.write(W, 1, REFUSED)
-    story.commit(1)
-
-
-def commits_what_comes_later(story: Story) -> None:
-    story.commit(1)
-    story.write(W, 1)
-
-
-def commits_what_nobody_wrote(story: Story) -> None:
-    story.commit(9)
-
-
-def reads_what_nobody_wrote(story: Story) -> None:
-    story.read(w=(9,))
-
-
-@pytest.mark.parametrize(
-    ("tell", "name"),
+    "words",
     [
-        (tears, "torn commit"),
-        (loses, "lost write"),
-        (goes_back, "lost write"),
-        (loses_an_element, "lost update"),
-        (reads_without_an_element, "lost update"),
-        (reads_two_commits, "read of two commits"),
-        (reads_both_sides, "read of two commits"),
-        (reads_a_list_and_an_element, "read of two commits"),
-        (reads_half, "mixed read"),
-        (reads_what_was_before, "stale read"),
-        (reads_what_was_committed_before, "stale read"),
-        (commits_what_was_rolled_back, "rolled back"),
-        (appends_what_was_rolled_back, "rolled back"),
-        (reads_what_was_rolled_back, "rolled back"),
-        (commits_what_failed, "half done"),
-        (commits_what_comes_later, "from the future"),
-        (commits_what_nobody_wrote, "unwritten"),
-        (reads_what_nobody_wrote, "unwritten"),
+        "w1 r:w1 c:w1 w2 w3 l7 c:w3:l7 r:w3:v0:l7",
+        "w1 c:w1 w2 l7 b r:w1:l v5 c:w1:v5",
+        "(w2 r:w0,2 ) (c:w2 (w3 ) ) r:w3",  # what is being written
+        "(w1 c:w0 c:w1 (w2 b c:w1 b? v1 b? c:w1",  # what was interrupted may be done, or may not
+        "(w1 b ) c:w1 (w2 b ) c:w1",  # beside a rollback
     ],
 )
-def test_what_is_wrong_is_found(tell: Callable[[Story], None], name: str) -> None:
-    story = Story()
-    tell(story)
-    assert name in story.faults()
+def test_nothing_is_found_where_nothing_is(words: str) -> None:
+    assert told(words).faults() == set()
+
+
+@pytest.mark.parametrize(
+    ("words", "name"),
+    [
+        ("w1 w2 c:w1,2", "torn commit"),
+        ("w1 c:w0", "lost write"),
+        ("w1 w2 c:w2 c:w1", "lost write"),
+        ("l7 c:l", "lost update"),
+        ("l7 r:l", "lost update"),
+        ("(r:w1:v2 w1 c:w1 w2 v1 c:w2:v1 v2 c:w2:v2 )", "read of two commits"),
+        ("(r:w1,3 w1 c:w1 w2 c:w2 w3 c:w3 )", "read of two commits"),
+        ("(r:l:v2 l7 c:l7 v2 c:w0:v2:l7 )", "read of two commits"),
+        ("w1 r:w0,1", "mixed read"),
+        ("w1 w2 r:w1", "stale read"),
+        ("w1 c:w1 b r:w0", "stale read"),
+        ("w1 b c:w1", "rolled back"),
+        ("l1 b c:l1", "rolled back"),
+        ("w1 b r:w1", "rolled back"),
+        ("w1! c:w1", "half done"),
+        ("c:w1 w1", "from the future"),
+        ("c:w9", "unwritten"),
+        ("r:w9", "unwritten"),
+    ],
+)
+def test_what_is_wrong_is_found(words: str, name: str) -> None:
+    assert name in told(words).faults()

@@ -169,7 +169,7 @@ class Worker:
             self.arrays[name] = self.open(name)
         return self.arrays[name]
 
-    def _read(self, kind: str, call: Callable[[], Content]) -> None:
+    def read(self, kind: str, call: Callable[[], Content]) -> None:
         def read(note: Operation) -> None:
             note.read = call()
 
@@ -187,7 +187,7 @@ class Worker:
     def read_whole(self) -> None:
         number = self.somebody()
         array = self.array(f"w{number}")
-        self._read("read", lambda: {f"r/w/{number}": layout.distinct(array[:])})
+        self.read("read", lambda: {f"r/w/{number}": layout.distinct(array[:])})
 
     def write_unlocked(self) -> None:
         array, value, first = self.array("h"), self.next(), 4 * self.number
@@ -201,7 +201,7 @@ class Worker:
             values = array[:]
             return {f"r/e/{number}": (int(values[number]),) for number in range(THREADS)}
 
-        self._read("read", read)
+        self.read("read", read)
 
     def read_lists(self) -> None:
         array = self.array("l")
@@ -210,7 +210,7 @@ class Worker:
             rows = array[:]
             return {key: tuple(row[row != 0].tolist()) for key, row in zip(LIST_KEYS, rows, strict=True)}
 
-        self._read("read", read)
+        self.read("read", read)
 
     def write_element(self) -> None:
         array, value = self.array("e"), self.next()
@@ -282,7 +282,7 @@ class Worker:
 
     def read_shape(self) -> None:
         name = f"s{(number := self.somebody())}"
-        self._read("open", lambda: {f"r/s/{number}": zarr.open_array(self.shared.store, path=name, mode="r+").shape})
+        self.read("open", lambda: {f"r/s/{number}": zarr.open_array(self.shared.store, path=name, mode="r+").shape})
 
     def set_attribute(self) -> None:
         path, value = f"a{self.number}", self.next()
@@ -296,7 +296,7 @@ class Worker:
         def read() -> Content:
             return {f"r/a/{number}": (zarr.open_group(self.shared.store, path=path, mode="r+").attrs["value"],)}
 
-        self._read("open", read)
+        self.read("open", read)
 
     def create_anew(self) -> None:
         number, value = self.number, self.next()
@@ -308,7 +308,7 @@ class Worker:
             array = self.open(f"c{number}")
         except FileNotFoundError:
             return  # it is being created anew
-        self._read("read", lambda: {f"r/c/{number}": layout.distinct(array[:])})
+        self.read("read", lambda: {f"r/c/{number}": layout.distinct(array[:])})
 
     def set_key(self) -> None:
         key, value = f"d/{self.number}", self.next()
@@ -320,7 +320,7 @@ class Worker:
 
     def get_key(self) -> None:
         number = self.somebody()
-        self._read("store[key]", lambda: {f"r/d/{number}": (int(self.shared.store[f"d/{number}"]),)})
+        self.read("store[key]", lambda: {f"r/d/{number}": (int(self.shared.store[f"d/{number}"]),)})
 
     def read_snapshot(self) -> None:
         """Read one commit, through a store of its own."""
@@ -334,12 +334,12 @@ class Worker:
     # --- ends
 
     def commit(self) -> None:
-        self._end("commit", self.shared.store.commit)
+        self.end("commit", self.shared.store.commit)
 
     def rollback(self) -> None:
-        self._end("rollback", lambda _: self.shared.store.rollback())
+        self.end("rollback", lambda _: self.shared.store.rollback())
 
-    def _end(self, what: str, call: Callable[[str], Any]) -> None:
+    def end(self, what: str, call: Callable[[str], Any]) -> None:
         shared = self.shared
         note = End(self.number, what, shared.tick())
         note.message = f"{what} of thread {self.number} at {note.begin}"

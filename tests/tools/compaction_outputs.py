@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from unittest import mock
 
 import txstore
+from tests.tools.inside import commits_of
 from txstore.format import names, packfile
 from txstore.format.commitfile import DataPack
 from txstore.format.packfile import PackName
@@ -47,5 +48,5 @@ def listed(newer: int = 0) -> Iterator[None]:
 
 def outputs_of(repo: txstore.Repository, branch: str = "main") -> list[str]:
     """Return the paths of the packs with a compacted run that the head lists."""
-    head = repo.engine.commits.head(repo.engine.branch(branch))
+    head = commits_of(repo).head(repo.engine.branch(branch))
     return [] if head is None else sorted(pack.path for pack in head.header.compaction_outputs)

@@ -21,8 +21,8 @@ def far(monkeypatch: pytest.MonkeyPatch) -> None:
         self.makes_requests = True
 
     monkeypatch.setattr(client.ObjectClient, "__init__", begin_far)
-    monkeypatch.setattr(object_head_caches, "STAYS", 1000.0)
-    monkeypatch.setattr(branches_in_objects, "_STANDS", -1.0)  # nor does a vacuum wait
+    for module, name, seconds in ((object_head_caches, "STAYS", 1000.0), (branches_in_objects, "_STANDS", -1.0)):
+        monkeypatch.setattr(module, name, seconds)  # nor does a vacuum wait
 
 
 class Requests(list[str]):

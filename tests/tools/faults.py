@@ -5,7 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+import pytest
+
 import txstore
+from tests.tools.inside import commits_of, storage_of
 from tests.tools.replaced import replace_storage
 
 Hook = Callable[..., object]
@@ -53,10 +56,10 @@ def _ignore(*_: object) -> None:
 
 
 def watch(repo: txstore.Repository) -> Watched:
-    watched = Watched(repo.engine.storage)
+    watched = Watched(storage_of(repo))
     replace_storage(repo.engine, watched)
-    repo.engine.commits.branches._storage = watched  # type: ignore[assignment]
-    repo.engine.commits.identity._storage = watched  # type: ignore[assignment]
+    commits_of(repo).branches._storage = watched  # type: ignore[assignment]
+    commits_of(repo).identity._storage = watched  # type: ignore[assignment]
     repo.engine.snapshots._packs._storage = watched  # type: ignore[assignment]
     return watched
 
@@ -77,3 +80,14 @@ def always(error: BaseException | type[BaseException]) -> Hook:
         raise error
 
     return hook
+
+
+@pytest.fixture
+def before(monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Let something happen, or be raised, right before each call of a method, or of a function of a module."""
+
+    def before(of: Any, name: str, act: Hook) -> None:
+        real = getattr(of, name)
+        monkeypatch.setattr(of, name, lambda *given, **options: (act(*given), real(*given, **options))[1])
+
+    return before

@@ -18,12 +18,20 @@ def open_named(repo: txstore.Repository, name: str) -> Any:
 
 def join_shared(repo: txstore.Repository, shared: bytes) -> Any:
     """Join the transaction with that id, as a mapping."""
-    return repo.engine.join(shared, repo.engine.commits.identity.id)
+    return repo.engine.join(shared, commits_of(repo).identity.id)
+
+
+def storage_of(repo: txstore.Repository) -> Any:
+    return repo.engine.storage
+
+
+def commits_of(repo: txstore.Repository) -> Any:
+    return repo.engine.commits
 
 
 def objects_of(repo: txstore.Repository) -> Any:
     """The object store, or file server, that a repository lies on."""
-    return repo.engine.storage.objects
+    return storage_of(repo).objects
 
 
 def options_of(repo: txstore.Repository) -> dict[str, Any]:
@@ -31,7 +39,7 @@ def options_of(repo: txstore.Repository) -> dict[str, Any]:
 
 
 def stored_commit(repo: txstore.Repository, version: int, branch: str = "main") -> Any:
-    return repo.engine.commits.files.read(branch, version)
+    return commits_of(repo).files.read(branch, version)
 
 
 def branch_id(repo: txstore.Repository, name: str) -> str:
@@ -40,7 +48,7 @@ def branch_id(repo: txstore.Repository, name: str) -> str:
 
 def finish_head_cache(repo: txstore.Repository) -> None:
     """Wait until the head cache is written, which is done in the background."""
-    repo.engine.commits.store.head_caches._writer.finish(TIMEOUT)
+    commits_of(repo).store.head_caches._writer.finish(TIMEOUT)
 
 
 def html(shown: Any) -> str:
@@ -50,4 +58,4 @@ def html(shown: Any) -> str:
 
 
 def staged(repo: txstore.Repository) -> list[str]:
-    return sorted(repo.engine.storage.list(".staging"))
+    return sorted(storage_of(repo).list(".staging"))

@@ -5,6 +5,7 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 
 import txstore
+from tests.tools.inside import commits_of, storage_of
 from txstore.storage.objects.interface import ObjectStore
 
 #: Not data: a guard and two small files of fixed names, head caches, the log of operations, and what is only there
@@ -54,7 +55,7 @@ def tree(repo: txstore.Repository) -> dict[str, int]:
 
     On object stores head caches are left out, too: they are written in the background, a second after their commit.
     """
-    objects = getattr(repo.engine.storage, "objects", None)
+    objects = getattr(storage_of(repo), "objects", None)
     if objects is not None:
         return {path: size for path, size in below(objects) if path.partition("/")[0] not in (*_NOT_COUNTED, "heads")}
     root = Path(repo.url)
@@ -74,7 +75,7 @@ def bytes_of_head(repo: txstore.Repository) -> int:
 
 
 def oldest_kept_of(repo: txstore.Repository) -> int:
-    return repo.engine.commits.oldest_kept.of("main")
+    return commits_of(repo).oldest_kept.of("main")
 
 
 def below(objects: ObjectStore, directory: str = "") -> Iterator[tuple[str, int]]:

@@ -141,14 +141,6 @@ def test_a_commit_file_is_missing_in_the_middle(written, damaged, version):
         repo.snapshot(at=version)
 
 
-def test_the_newest_commit_file_is_missing(damaged):
-    """The head cache remembers that it was durable."""
-    (damaged / PACK).unlink()
-    with pytest.raises(txstore.CorruptionError, match="was durable in this version and is not there"):
-        txstore.Repository(damaged).head()
-    assert_reported(damaged, PACK, "missing")
-
-
 def test_a_commit_file_of_another_repository(damaged, tmp_path):
     other = txstore.Repository(tmp_path / "other.tx")
     for _ in range(HEAD + 1):

@@ -36,15 +36,6 @@ def test_staged_writes_and_an_error_at_exit(filled, error):
     assert tree(Path(filled.url)) == before
 
 
-def test_an_error_in_a_block_rolls_back_without_a_warning(filled):
-    before = tree(Path(filled.url))
-    code = "import sys, txstore\nwith txstore.TxStore(sys.argv[1]) as store:\n    store['b'] = b'2'\n    sys.exit(3)\n"
-    done = run_python(code, filled.url)
-    assert done.returncode == 3
-    assert done.stderr == ""
-    assert tree(Path(filled.url)) == before
-
-
 # --- fork
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 

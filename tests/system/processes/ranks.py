@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import txstore
-from tests.tools.inside import options_of
+from tests.tools.inside import commits_of, options_of
 from tests.tools.workers import QUICK, TIMEOUT
 from txstore.format import names
 
@@ -84,7 +84,7 @@ class Rank:
     ) -> None:
         self.pipe, theirs = QUICK.Pipe()
         options: dict[str, Any] = {"durability": durability}
-        if repo.engine.commits.staged.uploads:
+        if commits_of(repo).staged.uploads:
             options["storage_options"] = options_of(repo)
         self.process = QUICK.Process(target=_obey, args=(theirs, repo.url, options, first), daemon=True)
         self.process.start()
@@ -177,7 +177,7 @@ def assert_tidy(repo: txstore.Repository) -> None:
     root = Path(repo.url)
     assert os.listdir(root / names.STAGING) == []
     packs = {path.name for path in (root / names.PACKS).rglob("*") if path.is_file()}
-    commits = repo.engine.commits
+    commits = commits_of(repo)
     referred = {
         pack.name.id.hex() for stored in commits.chain.ancestors(commits.head()) for pack in stored.header.packs
     }

@@ -4,7 +4,6 @@ import gc
 import os
 import pickle
 import signal
-import subprocess
 import sys
 import threading
 import time
@@ -21,7 +20,6 @@ from tests.tools.members import committed, fill, get, seal
 from tests.tools.steps import forked, status_of
 from tests.tools.workers import TIMEOUT
 from txstore import processes
-from txstore.store import TxStore
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(not hasattr(os, "fork"), reason="there is no fork")]
 
@@ -86,32 +84,6 @@ def test_the_end_of_an_idle_child_ends_nothing(repo, store, how):
         transaction.commit()
     assert len(repo.mapping()["0"]) == len(repo.mapping()["1"]) == 2 << 20
     assert repo.mapping()["part"] == b"1"
-
-
-BROKEN = """
-import os, sys, txstore, warnings
-warnings.simplefilter("ignore", DeprecationWarning)
-repo = txstore.Repository(sys.argv[1])
-store = repo.transaction()
-child = os.fork()
-if child == 0:
-    store["half"] = b"1"
-    raise RuntimeError("half-way")
-os.waitpid(child, 0)
-try:
-    store.commit()
-except txstore.ParticipantLostError as error:
-    print("lost", *error.keys)
-store.rollback()
-"""
-
-
-def test_a_script_whose_child_breaks_off(repo, store):
-    done = subprocess.run(
-        [sys.executable, "-c", BROKEN, repo.url], capture_output=True, text=True, timeout=TIMEOUT, check=False
-    )
-    assert done.stdout.split() == ["lost", "half"]
-    assert "half-way" in done.stderr
 
 
 def test_snapshots_and_repositories_work_in_both(repo, store):
@@ -202,36 +174,6 @@ def test_where_nothing_can_be_shared_the_child_is_told(repo):
     assert not repo.exists
     store["owner"] = b"1"
     store.commit()
-
-
-def test_a_pool_of_children_outlives_transactions(repo):
-    """Each task is of the transaction that the store was in when it was pickled, not when the pool was forked."""
-    with repo.transaction() as first:
-        first["a"] = b"1"
-    store = TxStore(repo.url)
-    reads, writes = os.pipe(), os.pipe()
-
-    def serve() -> None:
-        with os.fdopen(reads[0], "rb") as tasks:
-            for key in (b"first", b"second"):
-                told = pickle.load(tasks)
-                told[key.decode()] = key
-                seal(told)
-                del told
-                os.write(writes[1], b"1")
-
-    with forked(serve) as child, os.fdopen(reads[1], "wb") as tasks:
-        for key in ("first", "second"):
-            store[f"owner of {key}"] = b"1"
-            pickle.dump(store, tasks)
-            tasks.flush()
-            assert os.read(writes[0], 1) == b"1"
-            store.commit()
-            assert repo.mapping()[key] == key.encode()
-        assert status_of(child) == 0
-    os.close(writes[0])
-    os.close(writes[1])
-    os.close(reads[0])
 
 
 # --- threads

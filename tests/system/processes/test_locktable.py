@@ -14,7 +14,6 @@ from tests.tools.lock_clients import (
     INIT,
     TIMEOUT,
     Client,
-    TimedOut,
     clients,
     descriptors_of,
     native,
@@ -43,40 +42,7 @@ def sleeps(pid):
         return "futex" in file.read()
 
 
-def blocked(client, *arguments, **named):
-    """Let a client ask for what it will have to wait for."""
-    client.start("acquire", *arguments, **named)
-    wait_until(lambda: sleeps(client.pid))
-
-
 # --- Killed
-
-
-def test_a_dirty_word_stays_dirty_when_its_new_holder_gives_up(path):
-    with clients(path, 2) as [holder, other]:
-        holder.acquire("x/c/0")
-        other.acquire("x/c/1")
-        holder.kill()
-        waiter = open_table(path).owner()
-        for timeout in (0, 0.05):
-            with pytest.raises(TimedOut):
-                waiter.acquire(["x/c/0", "x/c/1"], timeout)
-        assert waiter.acquire("x/c/0") == ("x/c/0",)
-
-
-def test_a_recoverer_killed_in_the_middle(path):
-    """It took the byte of the dead, and is no more: here by a description of our own, closed without a word."""
-    with clients(path, 2) as [holder, waiter]:
-        holder.acquire(["a", "b"])
-        member = holder.member()
-        holder.kill()
-        fd = os.open(path, os.O_RDWR)
-        take_byte(fd, INIT + member)
-        blocked(waiter, ["a", "b"], 30)
-        with pytest.raises(TimedOut):
-            open_table(path).owner().acquire("a", 0.05)  # as good as alive
-        os.close(fd)
-        assert sorted(waiter.finish()) == ["a", "b"]
 
 
 def test_a_place_taken_anew_is_swept(path):

@@ -1,7 +1,6 @@
 """How transactions with a name end: by one process, once, whole, or not at all; while others do so, too."""
 
 import itertools
-import pickle
 import queue
 import threading
 from collections.abc import Callable, Iterator
@@ -15,7 +14,6 @@ import txstore
 from tests.system.processes.ranks import (
     KEYS,
     NAME,
-    Refused,
     assert_tidy,
     content,
     is_committed,
@@ -254,18 +252,12 @@ def test_the_second_before_the_first_has_sealed(repo: txstore.Repository) -> Non
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_it_ends_while_another_opens_its_record(repo: txstore.Repository, end: str, monkeypatch: Any) -> None:
+def test_it_ends_while_another_opens_its_record(repo: txstore.Repository, end: str, before: Any) -> None:
     """What is held then is a file without a name, which says nothing."""
     transaction = stage_all(repo)
     late = existing(repo, NAME)
-    real, hooks = (txstore.storage.local._hold, [lambda: getattr(existing(txstore.Repository(repo.url), NAME), end)()])
-
-    def interrupted(descriptor: int) -> bool:
-        if hooks:
-            hooks.pop()()
-        return real(descriptor)
-
-    monkeypatch.setattr(txstore.storage.local, "_hold", interrupted)
+    ends = [lambda: getattr(existing(txstore.Repository(repo.url), NAME), end)()]
+    before(txstore.storage.local, "_hold", lambda _: ends and ends.pop()())
     with pytest.raises(TransactionStateError, match="has ended"):
         late.commit()
     assert (repo.head() is not None) == (end == "commit")
@@ -304,36 +296,6 @@ def test_it_ends_while_another_joins(repo: txstore.Repository) -> None:
     store["d"] = value_of("d")
     store.commit()
     assert content(repo) == [*KEYS, "d"]
-    assert_tidy(repo)
-
-
-# --- after the end
-def test_late_writers_of_this_process(repo: txstore.Repository) -> None:
-    one, late = repo.transaction(name=NAME), repo.transaction(name=NAME)
-    one["a"] = value_of("a")
-    sent = pickle.dumps(late)
-    one.commit()
-    stage(repo, "b")  # the name is another transaction's now
-    with pytest.raises(TransactionStateError, match="ended"), late:
-        pytest.fail("the block was entered")
-    with pytest.raises(TransactionStateError, match="ended"):
-        late["c"] = value_of("c")
-    with pytest.raises(TransactionStateError, match="ended"):
-        late.rollback()
-    with ranks(1, repo) as (rank,), pytest.raises(Refused, match="ended"):
-        rank.do("unpickle", sent)
-    repo.transaction(name=NAME).commit()
-    assert content(repo) == ["a", "b"]
-
-
-@pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_it_can_be_ended_in_its_block(repo: txstore.Repository, end: str) -> None:
-    with repo.transaction(name=NAME) as store:
-        store["a"] = value_of("a")
-        getattr(store, end)()
-        with pytest.raises(TransactionStateError, match="begin a new one"):
-            store["b"] = b""
-    assert named(repo) == []
     assert_tidy(repo)
 
 

@@ -3,10 +3,8 @@
 import multiprocessing
 import os
 import shutil
-from concurrent.futures import ProcessPoolExecutor
 from functools import partial
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -19,52 +17,19 @@ from tests.tools.workers import TIMEOUT
 from txstore.storage import local
 from txstore.store import TxStore
 
-METHODS = ["spawn", "forkserver", "fork"]
-
 
 # --- every way to start a process
-def with_executor(context: Any, store: TxStore) -> None:
-    with ProcessPoolExecutor(2, mp_context=context) as pool:
-        list(pool.map(fill_region, [store] * 4, range(4), timeout=TIMEOUT))
-
-
-def with_pool(context: Any, store: TxStore) -> None:
-    with context.Pool(2) as pool:
-        pool.starmap_async(fill_region, [(store, number) for number in range(4)]).get(TIMEOUT)
-        pool.close()
-        pool.join()
-
-
-def with_living_pool(context: Any, store: TxStore) -> None:
-    """Its processes live until the test ends: they need not have ended for the commit."""
-    pool = context.Pool(2)
-    pool.starmap_async(fill_region, [(store, number) for number in range(4)]).get(TIMEOUT)
-    with_living_pool.pools.append(pool)
-
-
-with_living_pool.pools = []
-
-
-def with_processes(context: Any, store: TxStore) -> None:
+@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
+@pytest.mark.parametrize("method", [pytest.param("spawn", marks=pytest.mark.long), "forkserver", "fork"])
+def test_workers_fill_one_array(repo, store, method):
+    """Pools and executors: test_operations.py."""
+    context = multiprocessing.get_context(method)
     processes = [context.Process(target=fill_region, args=(store, number), daemon=True) for number in range(4)]
     for process in processes:
         process.start()
     for process in processes:
         process.join(TIMEOUT)
         assert process.exitcode == 0
-
-
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-@pytest.mark.parametrize(
-    ("crew", "method"),
-    [
-        pytest.param(crew, method, marks=[] if crew is with_processes and method == "fork" else pytest.mark.long)
-        for crew in (with_executor, with_pool, with_living_pool, with_processes)
-        for method in METHODS
-    ],
-)
-def test_workers_fill_one_array(repo, store, crew, method):
-    crew(multiprocessing.get_context(method), store)
     assert committed(repo) == [0] * 32
     changes = store.changes()
     assert changes["set"] == [f"x/c/{i}" for i in range(8)]
@@ -75,10 +40,6 @@ def test_workers_fill_one_array(repo, store, crew, method):
     assert committed(repo) == [number // 8 + 1 for number in range(32)]
     assert len(list(repo.log())) == 2
     assert not os.listdir(Path(repo.url, ".staging"))
-    while with_living_pool.pools:
-        with with_living_pool.pools.pop() as pool:
-            pool.close()
-            pool.join()
 
 
 # --- two that write one chunk

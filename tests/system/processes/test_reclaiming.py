@@ -8,6 +8,7 @@ import pytest
 
 import txstore
 from tests.tools.faults import watch
+from tests.tools.inside import storage_of
 from tests.tools.members import members, put
 from tests.tools.workers import SPAWN, TIMEOUT
 from txstore.format.packfile import participants_pack
@@ -118,23 +119,15 @@ def test_a_record_that_is_renamed_while_it_is_listed(repo: txstore.Repository) -
     assert repo.snapshot()["staged"] == b"1"
 
 
-def test_a_file_that_is_created_while_it_is_reclaimed(repo: txstore.Repository, monkeypatch) -> None:
+def test_a_file_that_is_created_while_it_is_reclaimed(repo: txstore.Repository, before) -> None:
     """Between its creation and its being held, a file looks as if it were left by the dead."""
     write(repo)
-    storage = repo.engine.storage
-    real, path = txstore.storage.local._hold, ".staging/0123456789abcdef.new"
-    times, reclaimed = 2, []
-
-    def interrupted(descriptor: int) -> bool:
-        if len(reclaimed) < times:
-            monkeypatch.setattr(txstore.storage.local, "_hold", real)
-            reclaimed.append(storage.reclaim(path))
-            monkeypatch.setattr(txstore.storage.local, "_hold", interrupted)
-        return real(descriptor)
-
-    monkeypatch.setattr(txstore.storage.local, "_hold", interrupted)
+    storage = storage_of(repo)
+    path, reclaimed = ".staging/0123456789abcdef.new", []
+    reclaims = iter([True, False] * 2)  # to reclaim it holds it, too
+    before(txstore.storage.local, "_hold", lambda _: next(reclaims, False) and reclaimed.append(storage.reclaim(path)))
     file = storage.create(path)
-    assert reclaimed == [True] * times
+    assert reclaimed == [True, True]
     file.write(0, [b"here"])
     assert storage.read(path) == b"here"
     file.close()

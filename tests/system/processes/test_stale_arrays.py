@@ -130,14 +130,6 @@ def by_thread(repo: txstore.Repository, store: TxStore) -> Iterator[Crew]:
             do(leave)
 
 
-@pytest.fixture(params=["Batched", "Fused"])
-def pipeline(request: pytest.FixtureRequest) -> Iterator[str]:
-    if not hasattr(zarr.core.codec_pipeline, f"{request.param}CodecPipeline"):
-        pytest.skip("this zarr has no such pipeline")
-    with zarr.config.set({"codec_pipeline.path": f"zarr.core.codec_pipeline.{request.param}CodecPipeline"}):
-        yield request.param
-
-
 @pytest.fixture
 def repo(open_repo: Callable[..., txstore.Repository]) -> txstore.Repository:
     """A repository with the array x: six ones in chunks of four."""

@@ -13,7 +13,7 @@ import pytest
 import zarr
 
 import txstore
-from tests.tools.commits import commit, create_array
+from tests.tools.commits import create_array
 from tests.tools.workers import SPAWN, TIMEOUT, Worker, ended, run_together
 from txstore import synchronized
 from txstore.transactions.regions import METADATA
@@ -21,7 +21,6 @@ from txstore.transactions.regions import METADATA
 pytestmark = pytest.mark.long
 
 MANY = int(os.environ.get("TXSTORE_ROUNDS", "40"))
-ROUNDS = MANY // 2
 LOCK_TIMEOUT = TIMEOUT
 
 
@@ -85,36 +84,6 @@ def numbers_of_each(found: list[tuple[int, int]]) -> dict[int, list[int]]:
     for process, number in found:
         numbers[process].append(number)
     return dict(numbers)
-
-
-# --- creating
-def create_arrays(barrier, url, process: int) -> int:
-    repo = Counted(url)
-    g = synchronized(repo, lock_timeout=LOCK_TIMEOUT)
-    won = 0
-    barrier.wait()
-    for number in range(ROUNDS // 2):
-        g.require_group("shared").attrs[f"{process}/{number}"] = number
-        g.create_array(f"own {process}/{number}", data=np.full(3, number))
-        try:
-            g.create_array(f"shared/{number}", data=np.full(3, process))
-            won += 1
-        except ValueError:
-            assert g[f"shared/{number}"].shape == (3,)
-    return won
-
-
-def test_processes_that_create(repo):
-    commit(repo, zarr.create_group)
-    won = run_together(create_arrays, *((repo.url, process) for process in range(3)))
-    rounds = ROUNDS // 2
-    assert sum(won) == rounds
-    g = synchronized(repo)
-    assert len(dict(g["shared"].arrays())) == rounds
-    assert g["shared"].attrs == {f"{p}/{n}": n for p in range(3) for n in range(rounds)}
-    for process in range(3):
-        for number in range(rounds):
-            assert g[f"own {process}/{number}"][:].tolist() == [number] * 3
 
 
 # --- holders that die or stop

@@ -12,7 +12,8 @@ import zarr.core.sync
 from tests.system.remote import lease_times, servers
 from tests.system.remote.proxy import Proxy
 from tests.system.remote.servers import Server
-from txstore.storage import leases
+from txstore.history import branches_in_objects, object_head_caches
+from txstore.storage import leases, remote
 from txstore.storage.objects import client, obstore_backend
 from txstore.storage.objects.interface import ObjectStore, open_objects
 
@@ -112,8 +113,15 @@ def proxy(server_of: Callable[[str], Server]) -> Iterator[Proxy]:
 
 @pytest.fixture
 def short_leases(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(leases, "BEAT", lease_times.BEAT)
-    monkeypatch.setattr(leases, "TERM", lease_times.TERM)
+    for name in ("BEAT", "TERM"):
+        monkeypatch.setattr(leases, name, getattr(lease_times, name))
+
+
+@pytest.fixture
+def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A head that was seen, and a proof that the server gave, count however slow this machine is."""
+    for module, name in ((object_head_caches, "STAYS"), (branches_in_objects, "TRUSTED"), (remote, "CHECKED_EVERY")):
+        monkeypatch.setattr(module, name, 1e9)
 
 
 @pytest.fixture

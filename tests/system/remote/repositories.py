@@ -7,7 +7,7 @@ import pytest
 import txstore
 from tests.system.remote import lease_times
 from tests.system.remote.servers import Server
-from tests.tools.inside import objects_of, options_of
+from tests.tools.inside import commits_of, objects_of, options_of
 from tests.tools.waiting import wait_for_background_cleanup, wait_for_requests, wait_until
 from txstore.format import names
 from txstore.storage import leases
@@ -32,7 +32,7 @@ def packs(repo: txstore.Repository) -> set[str]:
 
 
 def referred(repo: txstore.Repository) -> set[str]:
-    commits = repo.engine.commits
+    commits = commits_of(repo)
     return {pack.name.id.hex() for stored in commits.chain.ancestors(commits.head()) for pack in stored.header.packs}
 
 

@@ -10,8 +10,8 @@ import txstore
 from tests.system.remote.proxy import Proxy
 from tests.tools.inside import finish_head_cache
 from tests.tools.waiting import wait_for_background_cleanup, wait_for_requests
-from txstore.history import branches_in_objects, object_head_caches
-from txstore.storage import kept, leases, remote
+from txstore.history import object_head_caches
+from txstore.storage import kept, leases
 
 pytestmark = pytest.mark.long
 
@@ -19,13 +19,9 @@ CHUNKS = 100_000
 
 
 @pytest.fixture
-def open_repo(s3, proxy, monkeypatch) -> Callable[..., txstore.Repository]:
+def open_repo(s3, proxy, trusting, monkeypatch) -> Callable[..., txstore.Repository]:
     monkeypatch.setattr(object_head_caches, "HEAD_CACHE_PERIOD", 0.0)  # one for each commit
     monkeypatch.setattr(leases, "BEAT", 1000.0)  # no renewals, which would be counted
-    # What was asked a moment ago is asked again after seconds, which this machine may take for a step.
-    monkeypatch.setattr(object_head_caches, "STAYS", 1e9)
-    monkeypatch.setattr(branches_in_objects, "TRUSTED", 1e9)
-    monkeypatch.setattr(remote, "CHECKED_EVERY", 1e9)
     through = s3.with_options(endpoint_url=proxy.url)
     url = through.url()
     return lambda: txstore.Repository(url, storage_options=through.storage_options)

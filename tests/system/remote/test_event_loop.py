@@ -11,7 +11,7 @@ from zarr.core.buffer import default_buffer_prototype
 
 import txstore
 from tests.system.remote.proxy import Faults
-from tests.tools.inside import objects_of
+from tests.tools.inside import objects_of, storage_of
 from tests.tools.waiting import wait_until
 from txstore.storage import kept
 
@@ -103,7 +103,7 @@ async def test_what_is_dropped_on_a_loop_is_deleted_elsewhere(s3, proxy):
         return [store]
 
     held = await asyncio.to_thread(stage)
-    assert await asyncio.to_thread(repo.engine.storage.list, ".staging") != []
+    assert await asyncio.to_thread(storage_of(repo).list, ".staging") != []
     proxy.log.clear()
     turns = Turns()
     proxy.faults = Faults(hold=turns)

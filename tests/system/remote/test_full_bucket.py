@@ -1,14 +1,14 @@
 """A bucket at its quota: what has to go can go, and whoever writes is told. The proxy counts objects, as Ceph does."""
 
 import errno
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 
 import pytest
 
 import txstore
 from tests.system.remote.proxy import Faults, Proxy
 from tests.tools.faults import always
-from tests.tools.inside import existing, finish_head_cache
+from tests.tools.inside import commits_of, existing, finish_head_cache
 from tests.tools.upkeep import below, content, rewrite
 from txstore.storage import remote
 from txstore.storage.objects.client import ObjectClient
@@ -75,16 +75,11 @@ def test_a_commit_is_refused_and_known_not_to_be_made(full):
 
 
 @pytest.mark.parametrize("room", [0, 1, 2])
-def test_old_commits_can_be_given_up(full, room, monkeypatch):
+def test_old_commits_can_be_given_up(full, room, before):
     full.fill(room)
     expected, names = content(full.open()), len(full.names)
-    deleted, delete = list[str](), ObjectClient.delete
-
-    def note(self: ObjectClient, paths: Sequence[str]) -> None:
-        deleted.extend(paths)
-        delete(self, paths)
-
-    monkeypatch.setattr(ObjectClient, "delete", note)
+    deleted: list[str] = []
+    before(ObjectClient, "delete", lambda _, paths: deleted.extend(paths))
     report = full.open().vacuum(keep=1)
     # A server that lets it be created again and again counts as one that replaces what is there.
     # Where there is room for one object, the record of the operation takes it.
@@ -130,7 +125,7 @@ def test_what_was_interrupted_in_a_full_bucket_is_done_by_the_next(full):
     """The commit that raises the oldest kept version is there, the file that says so is not."""
     repo = full.open()
     full.proxy.faults = Faults()
-    commits = repo.engine.commits
+    commits = commits_of(repo)
     commits.oldest_kept.write = always(InterruptedError("killed"))
     with pytest.raises(InterruptedError):
         repo.vacuum(keep=1)

@@ -264,12 +264,11 @@ def test_an_answer_that_is_held(server_of, engine, whose):
         assert repo.verify().faults == []
 
 
-def test_a_request_that_is_held_is_told_of(open_repo, proxy, monkeypatch):
+def test_a_request_that_is_held_is_told_of(open_repo, proxy, before):
     """Nothing is there: the server may yet come to it, so it is waited for, and not in silence."""
     _repo, transaction = staged(open_repo)
     late, told = LateOne(), threading.Event()
-    tell = late_answers._tell
-    monkeypatch.setattr(late_answers, "_tell", lambda *what: (tell(*what), told.set()))
+    before(late_answers, "_tell", lambda *_: told.set())
 
     def land() -> None:
         assert told.wait(TIMEOUT)
@@ -284,11 +283,11 @@ def test_a_request_that_is_held_is_told_of(open_repo, proxy, monkeypatch):
     assert messages(open_repo()) == ["first", "second"]
 
 
-def test_a_server_that_does_not_answer_is_told_of(open_repo, proxy, monkeypatch):
+def test_a_server_that_does_not_answer_is_told_of(open_repo, proxy, before):
     """Neither the request nor the look at the version is answered: nobody else is said to have been faster."""
     _repo, transaction = staged(open_repo)
-    may_answer, tell = threading.Event(), late_answers._tell
-    monkeypatch.setattr(late_answers, "_tell", lambda *what: (tell(*what), may_answer.set()))
+    may_answer = threading.Event()
+    before(late_answers, "_tell", lambda *_: may_answer.set())
 
     def hold(method: str, path: str) -> None:
         if VERSION in path:

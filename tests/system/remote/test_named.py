@@ -13,7 +13,7 @@ from tests.system.processes.ranks import KEYS, NAME, ranks, value_of
 from tests.system.remote import lease_times
 from tests.system.remote.repositories import again, assert_tidy, opened
 from tests.system.remote.servers import Server
-from tests.tools.inside import existing, objects_of, options_of
+from tests.tools.inside import existing, objects_of, options_of, storage_of
 from tests.tools.workers import QUICK, TIMEOUT, Worker, ended
 from txstore.format import names
 from txstore.storage import leases
@@ -154,7 +154,7 @@ def end_and_die(url: str, options: dict[str, Any], end: str, step: int) -> None:
     leases.BEAT, leases.TERM = 1000.0, 4000.0  # no renewals, which would be counted, and none is missed here
     repo = txstore.Repository(url, storage_options=options)
     transaction = existing(repo, NAME)
-    storage = repo.engine.storage
+    storage = storage_of(repo)
     storage.objects = storage.leases._objects = Deadly(storage.objects, step)
     getattr(transaction, end)()
 

@@ -8,6 +8,7 @@ import zarr
 
 import txstore
 from tests.serving.asking import ask
+from tests.tools.inside import objects_of, storage_of
 from txstore.serving import application
 from txstore.serving.entrance import listen
 from txstore.serving.server import Server
@@ -33,7 +34,7 @@ def test_pages_and_readers_far_away(server):
     for place in ("api/transactions", "api/locks", "files/format.json", "files/heads/main", "files/commits/"):
         assert ask(app, f"/{place}").status == 200, place
     first = ask(app, "/files/commits/main/0000000000", headers={"range": "bytes=-20"})
-    assert (first.status, first.body) == (206, repo.engine.storage.read("commits/main/0000000000")[-20:])
+    assert (first.status, first.body) == (206, storage_of(repo).read("commits/main/0000000000")[-20:])
     key = "/at/v1/sharded/c/0/0"
     whole = ask(app, key)
     part = ask(app, key, headers={"range": "bytes=-20"})
@@ -83,7 +84,7 @@ def test_no_private_file_that_another_user_of_the_file_server_has_linked_to(
         (at.hardlink_to if kind == "hard" else at.symlink_to)(private)
     for is_seen in (True, False):
         if not is_seen:
-            monkeypatch.setattr(repo.engine.storage.objects, "is_link", lambda path: False)
+            monkeypatch.setattr(objects_of(repo), "is_link", lambda path: False)
         for given in ({}, {"range": "bytes=5-70"}, {"range": "bytes=-70"}, {"range": "bytes=200000-"}):
             answer = ask(app, f"/files/{path}", headers=given)
             assert (answer.status, b"of-mine" in answer.body) == (500, False), given

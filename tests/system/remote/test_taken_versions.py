@@ -19,12 +19,13 @@ from tests.system.remote.proxy import Faults, Proxy
 from tests.system.remote.servers import Server
 from tests.system.remote.versioning import CAUSE, STOPPED, Bucket, check_repaired, write_until_stopped
 from tests.tools.faults import always
+from tests.tools.inside import commits_of
 from tests.tools.waiting import wait_until
 from tests.tools.workers import QUICK, Worker, ended
 from txstore.format import names
-from txstore.history import branches_in_objects, object_head_caches
+from txstore.history import object_head_caches
 from txstore.history.branches_in_objects import CreationProof
-from txstore.maintenance import replacing, vacuum
+from txstore.maintenance import vacuum
 from txstore.storage import remote
 from txstore.storage.objects import client
 from txstore.storage.objects.backend import Refusal
@@ -51,7 +52,7 @@ class Place:
     def write_head_caches(self) -> None:
         """Wait for those under way: their answers tell of versions, and they may name what a repair takes away."""
         for writer in list(object_head_caches._writers):
-            if writer._objects.url == self.url:  # another test's may wait for its own, long period
+            if writer._storage.url == self.url:  # another test's may wait for its own, long period
                 writer.finish(LONGEST_SECONDS)
 
     def delete_head_cache(self) -> None:
@@ -90,14 +91,6 @@ def place(
 ) -> Place:
     monkeypatch.setattr(object_head_caches, "HEAD_CACHE_PERIOD", 0.0)
     return Place(with_engine(server_of("s3"), request.param), proxy)
-
-
-@pytest.fixture
-def trusting(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A head that was seen, and a proof that the server gave, count however slow this machine is."""
-    monkeypatch.setattr(object_head_caches, "STAYS", 1e9)
-    monkeypatch.setattr(branches_in_objects, "TRUSTED", 1e9)
-    monkeypatch.setattr(remote, "CHECKED_EVERY", 1e9)
 
 
 def staged(repo: txstore.Repository, key: str) -> txstore.Transaction:
@@ -225,7 +218,7 @@ def test_older_versions_can_not_be_asked_for(place, trusting, monkeypatch):
 
 def let_time_pass(repo: txstore.Repository) -> None:
     """Let what the server was asked, and has answered, be longer ago than it is good for."""
-    check = repo.engine.commits.storage.creation_check  # type: ignore[attr-defined]
+    check = commits_of(repo).storage.creation_check  # type: ignore[attr-defined]
     for name in ("_asked", "_proved"):
         if (proof := getattr(check, name)) is not None:
             setattr(check, name, proof._replace(began=proof.began - 2 * remote.CHECKED_EVERY))
@@ -372,7 +365,7 @@ def test_a_stop_that_could_not_be_left_is_left_again(place, trusting, monkeypatc
     """After Ctrl-C at once, since the process may end; after an error when it commits next."""
     _first, second, late, _ = rivals(place)
     place.switch_versioning_on()
-    put, errors = second.engine.commits.storage.objects.put, [error]
+    put, errors = commits_of(second).storage.objects.put, [error]
 
     def failing(path: str, parts: Any) -> None:
         if "/stop-" in path and errors:
@@ -380,7 +373,7 @@ def test_a_stop_that_could_not_be_left_is_left_again(place, trusting, monkeypatc
         put(path, parts)
 
     with monkeypatch.context() as patched:
-        patched.setattr(second.engine.commits.storage.objects, "put", failing)
+        patched.setattr(commits_of(second).storage.objects, "put", failing)
         with pytest.raises((KeyboardInterrupt, txstore.CommitUnknownError)):
             late.commit()
     assert len(place.stops()) == (error is KeyboardInterrupt)
@@ -388,38 +381,6 @@ def test_a_stop_that_could_not_be_left_is_left_again(place, trusting, monkeypatc
     with pytest.raises(OSError, match=STOPPED):
         commit(second, "refused")
     assert len(place.stops()) == 1
-
-
-def test_a_repair_that_could_not_move_all_away_leaves_the_stop(place, trusting, monkeypatch):
-    first, second = place.open(), place.open()
-    commit(first, "begin")
-    late = staged(second, "made")
-    commit(first, "lost")
-    follower = staged(first, "above")  # before the listing's times can tell that "lost" was replaced
-    place.ignore_conditions()
-    late.commit()
-    follower.commit()
-    commit(first, "and more")
-    object_head_caches.STAYS = 0.0
-    with pytest.raises((OSError, txstore.CorruptionError)):
-        commit(second, "refused")
-    place.create_exclusively()
-    rename = replacing.Replacer._rename
-
-    def failing(files: Any, source: str, target: str) -> None:
-        if source.endswith(names.version_name(3)):
-            raise TimeoutError("no answer")
-        rename(files, source, target)
-
-    with monkeypatch.context() as patched:
-        patched.setattr(replacing.Replacer, "_rename", failing)
-        assert "stop" in {fault.part for fault in place.open().verify(repair=True).faults}
-    assert len(place.stops()) >= 1
-    with pytest.raises(OSError, match=STOPPED):
-        commit(place.open(), "refused")
-    place.open().verify(repair=True)
-    assert place.messages() == ["begin", "made"]
-    assert place.open().verify().ok
 
 
 def test_versions_are_in_the_order_in_which_the_server_tells_of_them():

@@ -128,6 +128,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     for item in items:
         (kept if _runs(item) else left).append(item)
         if item.path.parent == Path(__file__).parent:
+            item.add_marker(pytest.mark.long)
             # What is dropped there is deleted later, in a thread, and the warning comes in the midst of another test.
             item.add_marker(pytest.mark.filterwarnings("ignore::txstore.UncommittedChangesWarning"))
     items[:] = kept

@@ -18,8 +18,6 @@ from txstore import TransactionStateError
 from txstore.format import names
 from txstore.segments import object_writer
 
-pytestmark = pytest.mark.long
-
 Failing = Callable[[], contextlib.AbstractContextManager[None]]
 
 

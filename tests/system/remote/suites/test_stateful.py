@@ -9,8 +9,6 @@ import txstore
 from tests.store.test_stateful import CommittedHierarchy, CommittedKeys, Hierarchy, Keys, Machine, run
 from tests.system.remote.suites.conftest import RUNS_ALL
 
-pytestmark = pytest.mark.long
-
 
 @pytest.mark.parametrize("machine", [Hierarchy, CommittedHierarchy, Keys, CommittedKeys])
 def test_it_behaves_as_in_memory(open_repo: Callable[..., txstore.Repository], machine: Machine) -> None:

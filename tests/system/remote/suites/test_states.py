@@ -1,7 +1,3 @@
 """`tests/system/bad_input/test_states.py`, on what `conftest.py` says."""
 
-import pytest
-
 from tests.system.bad_input.test_states import *
-
-pytestmark = pytest.mark.long

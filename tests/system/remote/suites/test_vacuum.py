@@ -12,8 +12,6 @@ from tests.maintenance.test_vacuum import Steps
 from tests.tools.inside import objects_of
 from tests.tools.upkeep import below
 
-pytestmark = pytest.mark.long
-
 REQUESTS = ("get", "get_range", "get_ranges", "get_tail", "list", "list_after", "now", "put", "create", "delete")
 
 
