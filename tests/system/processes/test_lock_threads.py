@@ -312,7 +312,7 @@ def test_ctrl_c_while_one_waits_for_a_thread(store, other):
 
 # --- nothing is lost
 def increment(store: TxStore, path: str, element: int) -> None:
-    """As docs/how-to/processes.md has it: an array that was opened before, or is opened now, makes no difference."""
+    """As docs/how-to/together.md has it: an array that was opened before, or is opened now, makes no difference."""
     with store.lock(path, element):
         z = zarr.open_array(store, path=path)
         z[element] = z[element] + 1
