@@ -54,8 +54,8 @@ unexport PYTHONDONTWRITEBYTECODE
 
 SOURCES := Makefile pyproject.toml setup.py $(wildcard txstore/_native/*.c txstore/_native/*.h)
 # What the fallbacks of the C do: everything, and the part of it that make test has time for.
-PURE_TESTS := $(addprefix tests/,format history segments commit_queue locks storage native transactions store vectors)
-FALLBACK_TESTS := $(addprefix tests/,format history segments commit_queue native)
+PURE_TESTS := $(addprefix tests/,format history segments locks storage native transactions store vectors)
+FALLBACK_TESTS := $(addprefix tests/,format history segments native)
 PYTEST_ARGS ?=
 PARALLEL := --numprocesses auto --dist worksteal
 # Many tests wait for one another's processes and for servers: two workers more than there are cores.

@@ -43,17 +43,12 @@ def test_list_create_rename_delete(branched: txstore.Repository) -> None:
     assert branched.branches["new"] == branched.head()
 
 
-def test_what_is_refused(branched: txstore.Repository, tmp_path: Path) -> None:
+def test_what_is_refused(branched: txstore.Repository) -> None:
     url = branched.url
     assert_refused(run("branch", "create", url, "dev"), "'dev' exists")
-    assert_refused(run("branch", "create", url, "DEV"), "differs only in case")
-    assert_refused(run("branch", "create", url, "a/b"), "letters, digits")
-    assert_refused(run("branch", "create", url, "new", "77"), "version 77")
     assert_refused(run("branch", "delete", url, "main"), "is the first one")
-    assert_refused(run("branch", "delete", url, "other"), "no branch 'other'")
     assert_refused(run("branch", "rename", url, "other", "more"), "no branch 'other'")
     assert_refused(run("log", url, "--branch", "other"), "branch 'other'", "'dev'")
-    assert_refused(run("branch", "list", tmp_path / "none.tx"), "no TxStore repository")
     assert list(branched.branches) == ["main", "dev"]
 
 

@@ -69,11 +69,6 @@ def test_a_missing_package(missing, arguments, extra, filled, tmp_path):
     assert f"pip install 'txstore[{extra}]'" in ran.stderr
 
 
-@pytest.mark.parametrize("given", ["2026-13-45", "2026-01-01", "2026-01-01T25:00Z"])
-def test_what_is_no_date(given: str, filled: txstore.Repository) -> None:
-    assert_refused(run("show", filled.url, given), given, "Z")
-
-
 @pytest.mark.long
 def test_output_that_nobody_reads(filled: txstore.Repository) -> None:
     """`txstore ls --keys | head` ends without a traceback."""
@@ -88,22 +83,28 @@ def test_output_that_nobody_reads(filled: txstore.Repository) -> None:
 
 
 def test_log(filled: txstore.Repository) -> None:
+    with filled.begin() as transaction:
+        transaction.delete("old/c/0")
+        transaction["old/c/2"] = b"1"
     result = run("log", filled.url)
     assert result.exit_code == 0
     lines = [line.split() for line in result.stdout.splitlines()]
     commits = list(filled.log())
     assert lines[0] == ["version", "id", "time", "author", "keys", "size", "message"]
-    assert [line[:2] for line in lines[2:]] == [["1", commits[0].id[:12]], ["0", commits[1].id[:12]]]
-    assert lines[2][-5:] == ["+4", f"{commits[0].statistics['bytes_set']}", "B", "(main)", "fill"]
-    assert lines[3][-6:] == ["(tag:", "v1)", "create", "[all]", "of", "it"]
-
-
-def test_log_of_what_was_deleted(filled: txstore.Repository) -> None:
-    with filled.begin() as transaction:
-        transaction.delete("old/c/0")
-        transaction.delete("old/c/1")
-        transaction["old/c/2"] = b"1"
-    assert "  +1 -2  " in run("log", filled.url).stdout
+    assert [line[:2] for line in lines[2:]] == [[f"{commit.version}", commit.id[:12]] for commit in commits]
+    assert "  +1 -1  " in result.stdout
+    assert lines[3][-4:] == ["+4", f"{commits[1].statistics['bytes_set']}", "B", "fill"]
+    assert lines[4][-6:] == ["(tag:", "v1)", "create", "[all]", "of", "it"]
+    shown = run_json("log", filled.url)
+    assert shown == [
+        {**asdict(commit), "time": commit.time.isoformat(), "names": called}
+        for commit, called in zip(commits, [["main"], [], ["tag: v1"]], strict=True)
+    ]
+    assert list(shown[0]) == [
+        "id", "branch", "version", "seq", "parent", "time", "author", "message", "properties", "statistics",
+        "merged", "names",
+    ]  # fmt: skip
+    assert run_json("log", filled.url, "--limit", 1) == shown[:1]
 
 
 def test_times_are_local_and_name_their_zone(filled: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -176,22 +177,6 @@ def test_options_of_what_is_read_and_written(filled: txstore.Repository, tmp_pat
         assert "secret" not in result.stderr
 
 
-def test_log_as_json(filled: txstore.Repository) -> None:
-    commits = list(filled.log())
-    shown = run_json("log", filled.url)
-    names = [["main"], ["tag: v1"]]
-    assert shown == [
-        {**asdict(commit), "time": commit.time.isoformat(), "names": called}
-        for commit, called in zip(commits, names, strict=True)
-    ]
-    assert list(shown[0]) == [
-        "id", "branch", "version", "seq", "parent", "time", "author", "message", "properties", "statistics",
-        "merged", "names",
-    ]  # fmt: skip
-    assert run_json("log", filled.url, "--limit", 1) == shown[:1]
-    assert run_json("log", filled.url, "--limit", 9) == shown
-
-
 # -- ls ----------------------------------------------------------------------------------------------------------------
 
 
@@ -209,57 +194,35 @@ def test_ls(filled: txstore.Repository) -> None:
     ]
 
 
-def test_ls_of_shards(repo: txstore.Repository) -> None:
-    with repo.transaction() as store:
-        zarr.create_array(store, name="x", shape=(8, 8), chunks=(2, 2), shards=(4, 4), dtype="i4")
-    assert "8×8    2×2 in 4×4  int32" in run("ls", repo.url).stdout
-    (shown,) = (node for node in run_json("ls", repo.url) if node["kind"] == "array")
-    assert (shown["chunks"], shown["shards"]) == ([2, 2], [4, 4])
-
-
 def test_ls_as_json(filled: txstore.Repository) -> None:
     shown = {node["name"]: node for node in run_json("ls", filled.url)}
     snapshot = filled.mapping()
     sizes = {key: len(value) for key, value in snapshot.items()}
     assert shown["storm/position"] == {
-        "name": "storm/position",
-        "kind": "array",
-        "shape": [10, 4],
-        "chunks": [5, 4],
-        "shards": None,
-        "dtype": "float64",
-        "chunks_stored": 1,
+        "name": "storm/position", "kind": "array", "shape": [10, 4], "chunks": [5, 4], "shards": None,
+        "dtype": "float64", "chunks_stored": 1,
         "bytes": sizes["storm/position/zarr.json"] + sizes["storm/position/c/0/0"],
-    }
-    assert shown[""] == {
-        "name": "",
-        "kind": "group",
-        "shape": None,
-        "chunks": None,
-        "shards": None,
-        "dtype": None,
-        "chunks_stored": None,
-        "bytes": sum(sizes.values()),
-    }
+    }  # fmt: skip
+    of_arrays = dict.fromkeys(["shape", "chunks", "shards", "dtype", "chunks_stored"])
+    assert shown[""] == {"name": "", "kind": "group", **of_arrays, "bytes": sum(sizes.values())}
+    for prefix in ("storm", "storm/", "/storm"):
+        assert [node["name"] for node in run_json("ls", filled.url, prefix)] == ["storm", "storm/position"]
     assert shown["storm"]["bytes"] == shown["storm/position"]["bytes"] + sizes["storm/zarr.json"]
 
 
-def test_ls_of_zarr_format_2(repo: txstore.Repository) -> None:
+def test_ls_of_shards_and_of_zarr_format_2(repo: txstore.Repository) -> None:
     with repo.transaction() as store:
         group = zarr.create_group(store, zarr_format=2)
         group.create_array("old", shape=(6,), chunks=(2,), dtype="u1")[2:] = 1
         group["old"].attrs["unit"] = "m"
+        zarr.create_array(store, name="x", shape=(8, 8), chunks=(2, 2), shards=(4, 4), dtype="i4")
+    assert "8×8    2×2 in 4×4  int32" in run("ls", repo.url).stdout
     nodes = run_json("ls", repo.url)
-    assert [(node["name"], node["kind"], node["chunks_stored"]) for node in nodes] == [
+    assert [(node["name"], node["kind"], node["chunks_stored"]) for node in nodes[:2]] == [
         ("", "group", None),
         ("old", "array", 2),
     ]
-
-
-def test_ls_below_a_node(filled: txstore.Repository) -> None:
-    for prefix in ("storm", "storm/", "/storm"):
-        assert [node["name"] for node in run_json("ls", filled.url, prefix)] == ["storm", "storm/position"]
-    assert [node["name"] for node in run_json("ls", filled.url, "storm/position")] == ["storm/position"]
+    assert (nodes[2]["chunks"], nodes[2]["shards"]) == ([2, 2], [4, 4])
 
 
 @pytest.mark.parametrize("odd", [b"{", b'{"zarr_format": 3, "node_type": "array"}', b"[]", None])
@@ -314,21 +277,16 @@ def test_ls_of_what_is_not_there(filled: txstore.Repository) -> None:
 # -- show --------------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("name", ["version", "id", "id prefix", "tag"])
-def test_show(filled: txstore.Repository, name: str) -> None:
+def test_show(filled: txstore.Repository) -> None:
     commit = filled.commit(0)
-    given = {"version": "0", "id": commit.id, "id prefix": commit.id[:10].upper(), "tag": "v1"}[name]
-    told = run_json("show", filled.url, given)
-    assert [node["path"] for node in told.pop("changes")] == [node.path for node in filled.diff(0)]
-    assert told == {**asdict(commit), "time": commit.time.isoformat()}
-    text = run("show", filled.url, given).stdout.partition("\n\n")[0]
-    lines = [line.split(maxsplit=1) for line in text.splitlines()]
-    shown = {line[0]: line[1].rstrip() for line in lines}
-    assert shown["id"] == commit.id
-    assert shown["parent"] == "-"
-    assert shown["message"] == r"create [all] of it\nat length"
-    assert shown["properties.run"] == "3"
-    assert shown["properties.by"] == '{"whom": "me"}'
+    for given in (commit.id, commit.id[:10].upper()):
+        told = run_json("show", filled.url, given)
+        assert [node["path"] for node in told.pop("changes")] == [node.path for node in filled.diff(0)]
+        assert told == {**asdict(commit), "time": commit.time.isoformat()}
+    text = run("show", filled.url, "v1").stdout.partition("\n\n")[0]
+    shown = dict(map(str.rstrip, line.split(maxsplit=1)) for line in text.splitlines())
+    assert (shown["id"], shown["parent"], shown["message"]) == (commit.id, "-", r"create [all] of it\nat length")
+    assert (shown["properties.run"], shown["properties.by"]) == ("3", '{"whom": "me"}')
     assert shown["statistics.keys_set"] == f"{commit.statistics['keys_set']}"
 
 
@@ -345,11 +303,6 @@ def test_digits_are_a_version_unless_they_are_many(filled: txstore.Repository) -
     filled.tags["1234567890"] = 1
     assert_refused(run("show", filled.url, "123"), "version 123")
     assert run_json("show", filled.url, "1234567890")["version"] == 1
-
-
-@pytest.mark.parametrize("commit", ["7", "999999999", "9999999999", "abcdefabcdef", "v2", "a/b", ""])
-def test_show_what_is_not_there(filled: txstore.Repository, commit: str) -> None:
-    assert_refused(run("show", filled.url, commit), commit)
 
 
 # -- constraints -------------------------------------------------------------------------------------------------------
@@ -381,34 +334,7 @@ def test_verify(filled: txstore.Repository) -> None:
     assert run_json("verify", filled.url) == {"ok": True, **asdict(report)}
 
 
-def test_verify_reports_faults(filled: txstore.Repository) -> None:
-    path = Path(filled.url) / "commits" / "main" / "0000000001"
-    good = path.read_bytes()
-    offset = good.index(b"old/c/0")
-    path.write_bytes(good[:offset] + b"X" + good[offset + 1 :])
-    try:
-        result = run("verify", filled.url)
-        assert result.exit_code == 1
-        assert result.stderr == ""
-        assert "FAULT commits/main/0000000001" in result.stdout
-        result = run("verify", filled.url, "--json")
-        assert result.exit_code == 1
-        shown = json.loads(result.stdout)
-        assert not shown["ok"]
-        assert shown["faults"][0]["path"] == "commits/main/0000000001"
-        fault = shown["faults"][0]
-        assert set(fault) == {"path", "reason", "offset", "key", "part", "commits", "commit_count"}
-        assert fault["part"] == "frame"
-        assert fault["commits"] == [filled.head().id]
-    finally:
-        path.write_bytes(good)
-
-
 # -- demo --------------------------------------------------------------------------------------------------------------
-
-
-def report(*, torn: int) -> dict[str, Any]:
-    return {"ok": not torn, "problems": ["torn"] * torn, "versions": {"zarr": "3"}, "picture": None}
 
 
 @pytest.fixture
@@ -419,7 +345,7 @@ def played(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
     def play(seconds: float, directory: Path | None, picture: Path | None, console: Any, keep: Path) -> dict[str, Any]:
         called.update(seconds=seconds, directory=directory, picture=picture, keep=keep)
         console.print("played")
-        return report(torn=called["torn"])
+        return {"ok": not called["torn"], "problems": ["torn"] * called["torn"], "versions": {}, "picture": None}
 
     monkeypatch.setattr(txstore.cli.demo, "run", play)
     return called
@@ -435,14 +361,7 @@ def test_demo(played: dict[str, Any], tmp_path: Path) -> None:
     assert played == {
         "torn": 0, "seconds": 2.0, "directory": tmp_path, "picture": tmp_path / "x.svg", "keep": tmp_path / "x.tx",
     }  # fmt: skip
-    run("demo", "--no-picture")
+    played["torn"] = 1
+    result = run("demo", "--no-picture", "--json")
+    assert (result.exit_code, json.loads(result.stdout)["ok"], result.stderr) == (1, False, "played\n")
     assert played["picture"] is None
-
-
-@pytest.mark.parametrize("torn", [0, 1])
-def test_demo_as_json(played: dict[str, Any], torn: int) -> None:
-    played["torn"] = torn
-    result = run("demo", "--json")
-    assert result.exit_code == torn
-    assert json.loads(result.stdout) == report(torn=torn)
-    assert result.stderr == "played\n"

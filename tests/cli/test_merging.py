@@ -96,14 +96,3 @@ def test_tags(branched: txstore.Repository) -> None:
     assert run_json("tag", "delete", url, "v1")["commit"]["id"] == head.id
     assert_refused(run("tag", "delete", url, "v1"), "no tag 'v1'")
     assert list(branched.tags) == ["d1", "d2"]
-
-
-def test_diff_and_blame_of_a_branch(branched: txstore.Repository) -> None:
-    url, dev = branched.url, branched.head("dev")
-    assert [node["path"] for node in run_json("diff", url, "--branch", "dev")["nodes"]] == ["x"]
-    put(branched, y=1)
-    assert [node["path"] for node in run_json("diff", url, "1", "--branch", "dev")["nodes"]] == ["x"]
-    assert [node["path"] for node in run_json("diff", url, "1")["nodes"]] == ["y"]
-    (commits,) = [run_json("blame", url, "x", "--branch", "dev")["commits"]]
-    assert dev.id in str(commits)
-    assert dev.id not in str(run_json("blame", url, "x")["commits"])

@@ -131,17 +131,6 @@ def test_what_is_no_number_is_an_option(filled: txstore.Repository) -> None:
     assert run("log", filled.url, "--limit", "-1").exit_code == 2
 
 
-def test_a_commit_that_is_not_there(filled: txstore.Repository) -> None:
-    for given, words in [
-        ("nain", "'main'"),
-        ("HEAD~9", "versions 0 to 3"),
-        ("-9", "versions 0 to 3"),
-        ("v2~1", "'v1'"),
-    ]:
-        assert_refused(run("show", filled.url, given), words)
-    assert_refused(run("show", filled.url, "zzzz"), "txstore log", "HEAD")
-
-
 # -- statuses ----------------------------------------------------------------------------------------------------------
 
 #: How each command is called, but for the repository: as its arguments stand in the table.

@@ -9,7 +9,6 @@ import zarr
 import txstore
 from tests.tools.command_line import run, run_json
 from tests.tools.upkeep import content, oldest_kept_of, rewrite, tree
-from txstore.format.display import readable_size
 
 
 @pytest.fixture
@@ -45,17 +44,12 @@ def test_vacuum(rewritten):
 
 
 def test_vacuum_by_age(rewritten):
-    assert run_json("vacuum", rewritten.url, "--older-than", "30d")["expired"] == 0
-    assert run_json("vacuum", rewritten.url, "--older-than", "1.5h")["expired"] == 0
-    assert run_json("vacuum", rewritten.url, "--older-than", "0s")["expired"] == 11
-
-
-@pytest.mark.parametrize("age", ["", "30", "d", "30x", "-1d", "1 year"])
-def test_what_is_no_age(rewritten, age):
-    result = run("vacuum", rewritten.url, "--older-than", age)
-    assert result.exit_code == 2
-    assert "30d" in result.stderr
-    assert oldest_kept_of(rewritten) == 0
+    for age in ("", "30", "d", "30x", "-1d", "1 year"):
+        result = run("vacuum", rewritten.url, "--older-than", age)
+        assert result.exit_code == 2
+        assert "30d" in result.stderr
+    for age, expired in (("30d", 0), ("1.5h", 0), ("0s", 11)):
+        assert run_json("vacuum", rewritten.url, "--older-than", age)["expired"] == expired
 
 
 def test_du(rewritten):
@@ -66,12 +60,6 @@ def test_du(rewritten):
     shown = run("du", rewritten.url).stdout
     for number in (usage.live, usage.history, usage.total):
         assert f"{number:,}" in shown
-
-
-def test_sizes_that_people_read():
-    assert [readable_size(n) for n in (0, 1023, 1536, 5 << 20, 3 << 30, 2 << 40)] == [
-        "0 B", "1023 B", "1.5 KiB", "5.0 MiB", "3.0 GiB", "2.0 TiB",
-    ]  # fmt: skip
 
 
 def test_erase(rewritten):

@@ -55,30 +55,21 @@ def test_a_name_that_nothing_has(command: tuple[str, ...], run_17: txstore.Repos
 
 
 # --- list
-def test_list(run_17: txstore.Repository) -> None:
+def test_list(run_17: txstore.Repository, open_repo: Any) -> None:
     lines = [line.split() for line in tx("list", run_17.url).stdout.splitlines()]
     assert lines[0] == ["name", "begun", "by", "attached", "sealed", "lost", "size", "message"]
     (transaction,) = run_17.transactions()
     assert lines[2][0] == NAME
     assert " ".join(lines[2][1:4]) == f"{transaction.time.astimezone():%Y-%m-%d %H:%M %Z}"
     assert lines[2][-8:] == ["0", "2", "0", "100", "B", "all", "of", "it"]
-
-
-def test_list_as_json(run_17: txstore.Repository) -> None:
-    stage(run_17, name="another")
-    shown = tx_json("list", run_17.url)
-    assert [each["name"] for each in shown] == ["another", NAME]
-    transaction = run_17.transactions()[1]
+    (shown,) = tx_json("list", run_17.url)
     expected = asdict(transaction) | {"time": transaction.time.isoformat()}
     expected["participants"] = [{**asdict(each), "state": "sealed"} for each in transaction.participants]
-    assert shown[1] == expected
-
-
-def test_list_nothing(repo: txstore.Repository) -> None:
-    with repo.transaction() as store:
+    assert shown == expected
+    empty = open_repo("empty.tx")
+    with empty.transaction() as store:
         store["a"] = value_of("a")
-    assert tx_json("list", repo.url) == []
-    assert len(tx("list", repo.url).stdout.splitlines()) == 2
+    assert tx_json("list", empty.url) == []
 
 
 def test_looking_changes_nothing(run_17: txstore.Repository) -> None:
@@ -106,9 +97,6 @@ def test_show(run_17: txstore.Repository) -> None:
     assert lines[11].split() == [*me().split(), "sealed", "3", "100"]
     lines = tx("show", run_17.url, NAME, "--keys").stdout.splitlines()
     assert lines[-3:] == [f"{me()}  {key}" for key in ("a", "b", "old")]
-
-
-def test_show_as_json(run_17: txstore.Repository) -> None:
     shown = tx_json("show", run_17.url, NAME)
     assert {**tx_json("list", run_17.url)[0], **shown} == shown
     assert (shown["set"], shown["deleted"], shown["deleted_below"], shown["overtaken"]) == (2, 1, [], [])
@@ -121,26 +109,6 @@ def test_what_other_commits_have_changed_is_shown(run_17: txstore.Repository) ->
         store["b"] = store["c"] = b"other"
     assert tx_json("show", run_17.url, NAME)["overtaken"] == ["b"]
     assert "1 keys were changed by other commits since it began: 'b'" in tx("show", run_17.url, NAME).stdout
-
-
-def states(repo: txstore.Repository) -> list[str]:
-    (transaction,) = tx_json("list", repo.url)
-    return [each["state"] for each in transaction["participants"]]
-
-
-@pytest.mark.long
-def test_what_becomes_of_a_process(repo: txstore.Repository) -> None:
-    with ranks(2, repo) as (one, other):
-        for rank in (one, other):
-            rank.do("join")
-            rank.do("put", "a")
-        assert states(repo) == ["attached", "attached"]
-        with one.stopped():
-            assert states(repo) == ["attached", "attached"]
-        one.do("leave")
-        other.kill()
-        assert states(repo) == ["sealed", "lost"]
-        assert process_of(other) in tx("show", repo.url, NAME).stdout
 
 
 def process_of(rank: Rank) -> str:
@@ -159,20 +127,19 @@ def test_commit(run_17: txstore.Repository) -> None:
     assert_refused(tx("commit", run_17.url, NAME), "committed or rolled back")
 
 
-def test_commit_as_json_with_a_message(run_17: txstore.Repository) -> None:
-    shown = tx_json("commit", run_17.url, NAME, "-m", "better")
-    head = run_17.head()
-    assert shown == asdict(head) | {"time": head.time.isoformat()}
-    assert head.message == "better"
-
-
 def test_commit_nothing(repo: txstore.Repository) -> None:
     stage(repo)
     assert "changed nothing" in tx("commit", repo.url, NAME).stdout
     stage(repo)
     assert tx_json("commit", repo.url, NAME) is None
-    assert named(repo) == []
-    assert repo.head() is None
+    assert (named(repo), repo.head()) == ([], None)
+    stage(repo, "a")
+    shown = tx_json("commit", repo.url, NAME, "-m", "better")
+    assert shown == asdict(repo.head()) | {"time": repo.head().time.isoformat()}
+    assert shown["message"] == "better"
+    stage(repo, "b")
+    transaction = repo.transactions()[0].id
+    assert tx_json("rollback", repo.url, NAME, "--yes") == {"name": NAME, "id": transaction, "dropped": 1}
 
 
 @pytest.mark.long
@@ -212,12 +179,6 @@ def test_rollback(run_17: txstore.Repository) -> None:
     assert told.stdout == f"{NAME} was rolled back: 3 staged keys were dropped\n"
     assert content(run_17) == ["old"]
     assert_tidy(run_17)
-
-
-def test_rollback_as_json(run_17: txstore.Repository) -> None:
-    transaction = run_17.transactions()[0].id
-    assert tx_json("rollback", run_17.url, NAME, "--yes") == {"name": NAME, "id": transaction, "dropped": 3}
-    assert named(run_17) == []
 
 
 @pytest.mark.parametrize("answer", ["n\n", "\n", ""])

@@ -16,7 +16,6 @@ import txstore
 from tests.tools.command_line import assert_refused, run, run_json
 from tests.tools.waiting import wait_until
 from txstore.views import Apply, Coarsen, Reduce
-from txstore.views.following import DeclaredView
 
 MODULE = """
 from txstore.views import register
@@ -124,22 +123,6 @@ def test_a_view_that_fails_keeps_no_other_from_it(declared: txstore.Repository) 
     result = run("views", "run", declared.url, "--once")
     assert result.exit_code == 1
     assert result.stdout.endswith("mean\n")
-
-
-def test_another_worker_is_faster(declared: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
-    really, calls = DeclaredView.update, []
-
-    def update(self: DeclaredView, **options: str) -> txstore.Commit | None:
-        calls.append(self.name)
-        if len(calls) == 1:
-            really(self)
-            raise txstore.ConflictError(["row"], reason="another commit declared or dropped these views")
-        return really(self, **options)
-
-    monkeypatch.setattr(DeclaredView, "update", update)
-    assert run("views", "run", declared.url, "--once").exit_code == 0
-    assert calls == ["row", "row", "largest"]
-    assert value(declared) == 15
 
 
 def test_functions_of_a_module(declared: txstore.Repository, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -54,14 +54,14 @@ class Process:
     """What `txstore` keeps for each process, for one simulated one. Entered, it is the one that runs."""
 
     def __init__(self) -> None:
-        self._joined: dict[bytes, Any] = {}
+        self.joined: dict[bytes, Any] = {}
         self.participants = type(own_part._parts)()
         self.patches: list[Any] = []
         self.outer: Process | None = None
 
     def __enter__(self) -> Process:
         self.patches = [
-            mock.patch.object(engine_module, "_joined", self._joined),
+            mock.patch.object(engine_module, "_joined", self.joined),
             mock.patch.object(own_part, "_parts", self.participants),
             mock.patch.object(own_part, "at_exit", _ignore),
         ]
@@ -123,7 +123,7 @@ class System:
 
     def __init__(self) -> None:
         self.headers: dict[bytes, Header] = {}  # of all commits that were met, by their hashes
-        self._descriptor = _FIRST_DESCRIPTOR  # of the last file opened: none is used twice
+        self.descriptor = _FIRST_DESCRIPTOR  # of the last file opened: none is used twice
         self.turn_on(Disk(), boot=1)
 
     def turn_on(self, disk: Disk, *, boot: int, seed: int = 0) -> None:
@@ -140,7 +140,7 @@ class System:
         self.writes_at_most = sys.maxsize  # bytes, in one call
         self.has_noreplace = True
         self.calls, self.most_calls = 0, 20_000
-        self._chance = random.Random(seed)
+        self.chance = random.Random(seed)
         self._open: dict[int, _Open] = {}
         self._locks: dict[int, list[tuple[_Open, int, int, int]]] = {}
 
@@ -221,9 +221,9 @@ class System:
             inode = self.disk.new_inode()
             self.finish("create", path, site, Enter(directory, name, inode))
         self.check_kind(inode, flags, path)
-        self._descriptor += 1
-        self._open[self._descriptor] = _Open(inode, path, self.process)
-        return self._descriptor
+        self.descriptor += 1
+        self._open[self.descriptor] = _Open(inode, path, self.process)
+        return self.descriptor
 
     def check_kind(self, inode: int, flags: int, path: str) -> None:
         is_directory = inode in self.disk.directories
@@ -244,9 +244,9 @@ class System:
             self.begin("stat", whole)
         inode = self.find(whole)
         self.check_kind(inode, flags, whole)
-        self._descriptor += 1
-        self._open[self._descriptor] = _Open(inode, whole, self.process)
-        return self._descriptor
+        self.descriptor += 1
+        self._open[self.descriptor] = _Open(inode, whole, self.process)
+        return self.descriptor
 
     def at(self, name: str, directory: int | None) -> str:
         return name if directory is None else posixpath.join(self.opened(directory).path, name)
@@ -428,7 +428,7 @@ class System:
         return argument
 
     def randbytes(self, length: int) -> bytes:
-        return self._chance.randbytes(length)
+        return self.chance.randbytes(length)
 
 
 def _let_go_of_pins(is_theirs: Callable[[int | None], bool]) -> None:

@@ -89,33 +89,6 @@ def _kept(repo: txstore.Repository, versions: dict[int, dict[str, bytes]]) -> It
             continue
 
 
-@pytest.fixture
-def looked_at(monkeypatch: pytest.MonkeyPatch) -> list[bytes]:
-    """The keys that were looked up."""
-    keys: list[bytes] = []
-    lookup_all = runs.Runs.lookup_all
-
-    def noting(self: runs.Runs, page: list[bytes]) -> object:
-        keys.extend(page)
-        return lookup_all(self, page)
-
-    monkeypatch.setattr(runs.Runs, "lookup_all", noting)
-    return keys
-
-
-def test_only_what_has_changed_is_looked_at(repo: txstore.Repository, looked_at: list[bytes]) -> None:
-    with repo.begin() as store:
-        for i in range(5000):
-            store[f"a/c/{i}"] = b"value"
-    for i in range(40):
-        set_keys(repo, {f"a/c/{i * 100}": b"other %d" % i})
-    repo.optimize()
-    assert [change.key for change in changed(repo.mapping(0), repo.mapping())] == sorted(
-        f"a/c/{i * 100}" for i in range(40)
-    )
-    assert len(looked_at) == 80
-
-
 def test_a_value_that_maintenance_moves_has_not_changed(repo: txstore.Repository) -> None:
     set_keys(repo, {"a": b"1"})
     set_keys(repo, {"b": b"2"})
@@ -143,7 +116,8 @@ def test_what_was_deleted_before_the_oldest_kept_is_found(repo: txstore.Reposito
 
 
 def test_before_the_first_commit(repo: txstore.Repository) -> None:
-    nothing = repo.engine.newest()
+    repo.transaction(name="job").rollback()
+    nothing = repo.mapping()
     set_keys(repo, {"a": b"1"})
     assert [(key, was) for key, was, _ in changed(nothing, repo.mapping())] == [("a", None)]
     assert [(key, now) for key, _, now in changed(repo.mapping(), nothing)] == [("a", None)]

@@ -11,8 +11,8 @@ from zarr.core.buffer import default_buffer_prototype
 
 import txstore
 from tests.tools.far_away import Requests
-from txstore.segments import object_writer, ranged_packs
-from txstore.storage import kept
+from tests.tools.inside import objects_of
+from txstore.storage.kept import PackCache
 from txstore.storage.objects.client import ObjectClient
 
 NODES = 80
@@ -31,25 +31,14 @@ def write(store: Any, numbers: range) -> None:
 def read_documents(url: str, requests: Requests) -> int:
     """Return how many requests it takes, for a process that has read nothing before."""
     snapshot = txstore.Repository(url).mapping()
-    kept._shared._empty()
+    PackCache().forget_all()
     requests.clear()
     for number in range(NODES):
         assert snapshot[f"a{number:03}/zarr.json"] == document(number)
     return len(requests)
 
 
-def test_of_one_commit(requests: Requests, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_writer, "OBJECT_SIZE", 4 << 20)
-    url = f"memory://{uuid.uuid4().hex}"
-    repo = txstore.Repository(url)
-    with repo.transaction() as store:
-        write(store.mapping, range(NODES))
-    assert read_documents(url, requests) <= 4
-    assert repo.verify().ok
-    assert repo.snapshot().mapping["a007/c/0"] == bytes([7]) * (256 << 10)
-
-
-def test_the_last_of_several_is_laid_there(requests: Requests) -> None:
+def test_of_one_commit_the_last_of_several_are_laid_there(requests: Requests) -> None:
     url = f"memory://{uuid.uuid4().hex}"
     repo = txstore.Repository(url)
     with repo.transaction() as store:
@@ -106,7 +95,7 @@ def many_commits() -> str:
     for number in range(NODES):
         with repo.transaction() as store:
             write(store, range(number, number + 1))
-    kept._shared._empty()
+    PackCache().forget_all()
     return url
 
 
@@ -138,29 +127,10 @@ def test_members_of_many_commits_are_fetched_alone(many_commits: str, monkeypatc
     assert sum(moved) < NODES * 1000  # not the chunks beside them
 
 
-def test_the_first_document_of_a_pack_brings_less_along(requests: Requests, monkeypatch: pytest.MonkeyPatch) -> None:
-    url = f"memory://{uuid.uuid4().hex}"
-    with txstore.Repository(url).transaction() as store:
-        store["zarr.json"] = document(0)
-        store["c/0"] = bytes(1 << 20)
-        for number in range(NODES):
-            store[f"a{number:03}/zarr.json"] = document(number) + b" " * 4000
-    kept._shared._empty()
-    mapping = txstore.Repository(url).mapping()
-    wanted = []
-    get_range = ObjectClient.get_range
-    monkeypatch.setattr(ObjectClient, "get_range", lambda *asked: wanted.append(asked[-1]) or get_range(*asked))
-    assert mapping["a040/zarr.json"].startswith(document(40))
-    assert max(wanted) < 2 * ranged_packs.BESIDE + 5000
-    assert mapping["a000/zarr.json"].startswith(document(0))
-    assert max(wanted) > ranged_packs.BESIDE_LARGEST
-
-
 def test_what_is_wrong_with_a_member_is_told_to_whoever_reads_it(many_commits: str) -> None:
     store = txstore.Repository(many_commits).snapshot()
     found = store.mapping.lookup("a007/zarr.json")
-    path = store.mapping.runs.pack_name(found.run, found.pack).path
-    store._engine.storage.objects.delete([path])
+    objects_of(txstore.Repository(many_commits)).delete([store.mapping.runs.pack_name(found.run, found.pack).path])
 
     async def read() -> None:
         assert len([name async for name in store.list_dir("")]) == NODES + 1

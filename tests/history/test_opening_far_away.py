@@ -58,19 +58,6 @@ def test_the_head_cache_is_asked_for_beside_what_the_repository_is(url: str, mon
     assert list(zarr.open_array(snapshot, path="x", mode="r")[:]) == [0, 1, 2, 3]
 
 
-def test_a_head_cache_that_was_asked_for_long_ago_is_asked_for_again(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
-    asked: list[str] = []
-    get = ObjectClient.get
-    monkeypatch.setattr(ObjectClient, "get", lambda objects, path: asked.append(path) or get(objects, path))
-    repo = txstore.Repository(url)
-    assert repo.engine.exists()
-    expected = repo.engine.commits.store.head_caches._expected
-    expected.content.result(TIMEOUT)
-    repo.engine.commits.store.head_caches._expected = expected._replace(asked=expected.asked - 60)
-    assert zarr.open_array(repo.snapshot(), path="x", mode="r")[3] == 3
-    assert asked.count(names.head_cache_path("main")) == 2
-
-
 def test_what_is_at_hand_takes_no_thread(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     store = txstore.Repository(url).snapshot()
     first = zarr.open_array(store, path="x", mode="r")[:]
@@ -82,19 +69,6 @@ def test_what_is_at_hand_takes_no_thread(url: str, monkeypatch: pytest.MonkeyPat
     found = asyncio.run(store.get("x/zarr.json", default_buffer_prototype()))
     assert found.to_bytes() == store["x/zarr.json"]
     assert list(first) == [0, 1, 2, 3]
-
-
-def test_what_is_at_hand_and_damaged_is_read_anew(url: str) -> None:
-    store = txstore.Repository(url).snapshot()
-    stored = store["x/zarr.json"]
-    runs = store.mapping.runs
-    found = runs.lookup(b"x/zarr.json")
-    pack = runs.open_pack(found.run, found.pack)
-    pack.reader.forget()
-    pack.reader._cache.keep(pack.reader._id, found.offset, bytes(found.length))
-    assert store.mapping.at_hand("x/zarr.json") is None
-    read = asyncio.run(store.get("x/zarr.json", default_buffer_prototype()))
-    assert read.to_bytes() == stored
 
 
 class Held:
@@ -122,17 +96,11 @@ def held_after(ask: Callable[[], object]) -> Held | None:
     return reference()
 
 
-def test_a_head_cache_that_is_not_there_lets_go_of_who_has_asked(no_collector: None) -> None:
-    commits = txstore.Repository(f"memory://{uuid.uuid4().hex}").engine.commits
-    commits.store.head_caches.expect()
-    assert isinstance(commits.store.head_caches._expected.content.exception(TIMEOUT), FileNotFoundError)
-    assert held_after(lambda: commits.store.head_caches.commit("main", commits.files)) is None
-
-
 def test_an_error_in_the_background_lets_go_of_who_has_asked(no_collector: None) -> None:
     def ask() -> None:
         answer = in_background(int, "no number")
         with pytest.raises(ValueError, match="no number"):
             answer()
+        assert txstore.Repository(f"memory://{uuid.uuid4().hex}").head() is None  # no head cache is there
 
     assert held_after(ask) is None

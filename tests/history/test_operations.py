@@ -18,15 +18,14 @@ import zarr
 from typer.testing import CliRunner
 
 import txstore
-from tests.tools.faults import always
-from tests.tools.inside import options_of
+from tests.tools.faults import always, watch
+from tests.tools.inside import branch_id, options_of
 from tests.tools.upkeep import put
 from txstore.cli.main import app
 from txstore.format import names
 from txstore.format.records import OperationRecord
 from txstore.history import operations
-from txstore.maintenance import vacuum as retention
-from txstore.maintenance import vacuum as vacuuming
+from txstore.maintenance.vacuum import STEP
 from txstore.storage.commit_lock import this_user
 
 Open = Callable[..., txstore.Repository]
@@ -46,7 +45,7 @@ def test_each_operation_is_recorded(repo: txstore.Repository) -> None:
     with repo.begin(branch="newer") as mapping:
         mapping["a/c/0"] = b"3"
     del mapping  # else it reads a branch that is deleted, and an erasure waits for it
-    branch_id = repo.engine.branch("newer")
+    deleted = branch_id(repo, "newer")
     del repo.branches["newer"]
     del repo.tags["v1"]
     made = repo.optimize()
@@ -63,7 +62,7 @@ def test_each_operation_is_recorded(repo: txstore.Repository) -> None:
     by_name = {each.operation: each for each in log}
     assert by_name["create branch"].arguments == {"branch": "dev", "at": "main@1", "commit": first.id}
     assert by_name["rename branch"].arguments == {"branch": "dev", "to": "newer"}
-    assert by_name["delete branch"].arguments == {"branch": "newer", "id": branch_id}
+    assert by_name["delete branch"].arguments == {"branch": "newer", "id": deleted}
     assert by_name["delete tag"].arguments == by_name["create tag"].arguments
     assert by_name["optimize"].result == {"commit": made.id}
     assert by_name["vacuum"].arguments == {"branch": "main", "keep": 1}
@@ -97,18 +96,18 @@ def test_what_was_refused_is_not_recorded(repo: txstore.Repository) -> None:
     assert told(repo) == ["create tag", "create branch"]
 
 
-def test_what_fails_is_recorded_with_its_error(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_fails_is_recorded_with_its_error(repo: txstore.Repository) -> None:
     put(repo, {"a": b"0"})
-    monkeypatch.setattr(vacuuming._Vacuum, "_sweep", always(OSError(errno.EIO, "the disk has gone", "secret/c/0")))
+    watch(repo).before["sync_directory"] = always(OSError(errno.EIO, "the disk has gone", "secret/c/0"))
     with pytest.raises(OSError, match="gone"):
-        repo.vacuum()
+        repo.vacuum(keep=1)
     [failed] = repo.log(operations=True)
     assert failed.error == "OSError (EIO)"
     assert failed.finished is not None
     assert failed.outcome == "failed: OSError (EIO)"
 
 
-def test_what_json_can_not_say(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_what_json_can_not_say(repo: txstore.Repository) -> None:
     put(repo, {"a": b"0"})
     with pytest.raises(txstore.KeyFormatError):
         repo.tags[b"v1"] = 0  # type: ignore[index]
@@ -171,9 +170,14 @@ def test_what_an_older_record_says_goes_with_the_next_erasure(repo: txstore.Repo
         assert (about.arguments, about.error) == ({"paths": 1, "dimensions": 1}, "TxStoreError")
 
 
-def test_a_record_that_fails_is_no_reason_to_fail(repo, monkeypatch, caplog):
+def test_a_record_that_fails_is_no_reason_to_fail(repo, caplog):
     put(repo, {"a": b"0"})
-    monkeypatch.setattr(operations, "write_over", always(OSError("no room")))
+
+    def refuse(temporary: str, path: str) -> None:
+        if path.startswith(names.OPERATIONS):
+            raise OSError("no room")
+
+    watch(repo).before["replace"] = refuse
     with caplog.at_level(logging.WARNING, "txstore"):
         repo.tags["v1"] = 0
         assert repo.vacuum(keep=1).expired == 0
@@ -183,10 +187,9 @@ def test_a_record_that_fails_is_no_reason_to_fail(repo, monkeypatch, caplog):
     assert "'create tag' could not be recorded: no room" in caplog.text
 
 
-def test_retention_is_recorded(open_repo: Open, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(retention, "STEP", 8)
-    repo = open_repo(retention=4)
-    for number in range(17):
+def test_retention_is_recorded(open_repo: Open) -> None:
+    repo = open_repo(retention=4, durability="none")
+    for number in range(STEP + 8):
         put(repo, {"a": b"%d" % number})
     found = repo.log(operations=True)
     assert {each.operation for each in found} == {"retention"}
@@ -300,12 +303,11 @@ def test_a_backup_has_the_records(repo: txstore.Repository, open_repo: Open) -> 
 def test_on_the_command_line(repo: txstore.Repository) -> None:
     put(repo, {"a": b"0"})
     repo.tags["v1"] = 0
-    run = CliRunner().invoke
-    table = run(app, ["log", repo.url, "--operations"])
-    assert table.exit_code == 0
-    assert "create tag" in table.output
-    as_json = run(app, ["log", repo.url, "--operations", "--json", "--limit", "1"])
-    assert '"operation": "create tag"' in as_json.output
-    refused = run(app, ["log", repo.url, "--operations", "--branch", "dev"])
-    assert refused.exit_code == 2
-    assert "leave out" in refused.output
+    for options, code, words in [
+        ((), 0, "create tag"),
+        (("--json", "--limit", "1"), 0, '"operation": "create tag"'),
+        (("--branch", "dev"), 2, "leave out"),
+    ]:
+        done = CliRunner().invoke(app, ["log", repo.url, "--operations", *options])
+        assert done.exit_code == code
+        assert words in done.output

@@ -120,31 +120,3 @@ def test_who_comes_after_one_that_was_killed_writes_the_guard(path, what, durabi
         overwrite(path, 1, durability)
     assert txstore.Repository(path).verify().faults == []
     assert os.path.exists(path / names.GUARD)
-
-
-def test_a_process_that_could_not_write_the_guard_tries_again(path, monkeypatch):
-    """Others have taken its room. Commits do not fail for that."""
-    overwrite(path, 2)
-    repo = txstore.Repository(path)
-    commits = repo.engine.commits
-    set_keys(repo, {"a": b"1"})
-    spare = Spare(commits, "main")
-    spare.delete_guard()
-    with monkeypatch.context() as patched:
-        patched.setattr(commits.storage, "write_once", fail(errno.ENOSPC))
-        spare.restore()
-        set_keys(repo, {"a": b"2"})
-    assert not os.path.exists(path / names.GUARD)
-    set_keys(repo, {"a": b"3"})
-    assert repo.verify().faults == []
-
-
-@pytest.mark.parametrize("options", [{}, {"single_writer": True}])
-def test_the_guard_comes_back_where_nothing_else_creates_it(options):
-    url = f"memory://spare/{len(options)}.tx"
-    repo = txstore.Repository(url, **options)
-    set_keys(repo, {"a": b"1"})
-    Spare(repo.engine.commits, "main").delete_guard()
-    again = txstore.Repository(url, **options)
-    set_keys(again, {"a": b"2"})
-    assert again.verify().faults == []

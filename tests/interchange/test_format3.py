@@ -118,6 +118,33 @@ def test_what_xarray_takes_for_missing_stays_missing(with_root: txstore.Reposito
     assert found.t.dims == ("y", "x")
 
 
+def test_a_record_of_any_number_of_fields(with_root: txstore.Repository, tmp_path: Path) -> None:
+    """zarr takes a millisecond for each: two megabytes would take minutes."""
+    fields = [[f"f{number}", "|u1"] for number in range(12_000)]
+    document = {"zarr_format": 2, "shape": [1], "chunks": [1], "dtype": fields, "order": "C"}
+    (tmp_path / "x").mkdir()
+    rest = {"compressor": None, "filters": None, "fill_value": None}
+    (tmp_path / "x" / ".zarray").write_text(json.dumps({**document, **rest}))
+    with pytest.raises(SourceError, match="its data type takes more than 131,072 characters"):
+        with_root.import_from(tmp_path / "x", "deep")
+
+
+def test_times_that_xarray_takes_for_missing(with_root: txstore.Repository, tmp_path: Path) -> None:
+    """Of times xarray has no words for a fill value in format 3. It takes NaT for missing anyway."""
+    xr = pytest.importorskip("xarray")
+    for name, fill in (("none", "NaT"), ("a-time", "2026-03-01")):
+        group = zarr.open_group(tmp_path / name, mode="w", zarr_format=2)
+        fill_value = np.datetime64(fill, "ns")
+        times = group.create_array("t", shape=(2,), dtype="<M8[ns]", fill_value=fill_value)
+        times.attrs["_ARRAY_DIMENSIONS"] = ["x"]
+        times[0] = np.datetime64("2026-03-02", "ns")
+    with_root.import_from(tmp_path / "none", "none")
+    found = xr.open_zarr(with_root.snapshot(), group="none", consolidated=False).t.values
+    assert [str(each)[:10] for each in found] == ["2026-03-02", "NaT"]
+    with pytest.raises(SourceError, match="its fill value is a time, 2026-03-01"):
+        with_root.import_from(tmp_path / "a-time", "other")
+
+
 @pytest.mark.parametrize(("values", "fill"), [(["a", ""], ""), ([1j, 0j], 0j)])
 def test_xarray_opens_what_has_a_fill_value(
     with_root: txstore.Repository, tmp_path: Path, values: list[Any], fill: Any

@@ -31,6 +31,51 @@ def opened(repo: txstore.Repository, path: str = "") -> Any:
     return zarr.open_group(repo.snapshot(), path=path, mode="r")
 
 
+@pytest.mark.parametrize("kind", ["nc", "h5", "2", "3"])
+def test_files_whose_axes_have_other_names_are_not_joined(repo: txstore.Repository, tmp_path: Path, kind: str) -> None:
+    """Of as many rows as columns, a transposed one has the same shape."""
+    given = xr.Dataset({"v": (("time", "lat"), np.arange(16.0).reshape(4, 4))})
+    paths = [tmp_path / f"{name}.{kind}" for name in "ab"]
+    for path, dataset in zip(paths, (given, given.transpose("lat", "time")), strict=True):
+        if kind in "23":
+            dataset.to_zarr(path, zarr_format=int(kind), consolidated=False)  # type: ignore[call-overload]
+        elif kind == "nc":
+            dataset.to_netcdf(path)
+        else:
+            with h5py.File(path, "w") as file:
+                file["v"] = dataset.v.values
+                for axis, name in enumerate(dataset.v.dims):
+                    file["v"].dims[axis].label = name
+    for concat in ("time", 0):
+        with pytest.raises(txstore.SourceError, match=r"its dimensions are \('lat', 'time'\)"):
+            repo.import_from(paths, concat=concat)
+
+
+def test_values_without_end_that_were_never_written(repo: txstore.Repository, tmp_path: Path) -> None:
+    """A file of two kilobytes declares any number: to copy them would take as long as it says."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        file.create_dataset("x", shape=(10**15,), chunks=(1 << 20,), dtype="u1")
+        file["y"] = [1, 2, 3]
+    group = zarr.create_group(tmp_path / "a.zarr")
+    group.create_array("x", shape=(10**15,), chunks=(1 << 20,), dtype="u1")
+    for name, options in (("a.h5", {}), ("a.zarr", {"concat": 0})):
+        with pytest.raises(txstore.SourceError, match=r"most were never written. To leave it out: exclude=\['x'\]"):
+            repo.import_from(tmp_path / name, **options)
+    repo.import_from(tmp_path / "a.h5", exclude=["x"])
+    assert opened(repo)["y"][:].tolist() == [1, 2, 3]
+
+
+def test_files_with_other_fill_values_are_not_joined(repo: txstore.Repository, tmp_path: Path) -> None:
+    """In format 2, xarray takes it for missing data; in format 3, an attribute."""
+    for zarr_format, name in ((2, "fill_value"), (3, "_FillValue")):
+        for fill in (0, -9):
+            dataset = xr.Dataset({"v": ("time", [1.0, np.nan, 0.5])})
+            options: Any = {"encoding": {"v": {"_FillValue": fill}}, "zarr_format": zarr_format, "consolidated": False}
+            dataset.to_zarr(tmp_path / f"{zarr_format}-{fill}.zarr", **options)
+        with pytest.raises(txstore.SourceError, match=f"other {name}"):
+            repo.import_from(str(tmp_path / f"{zarr_format}-*.zarr"), concat="time")
+
+
 # --- eight workers
 
 

@@ -220,6 +220,32 @@ def test_an_answer_that_is_longer_than_its_server_has_told(
     assert repo.head() is None
 
 
+@pytest.mark.parametrize("cache", ["simplecache", "filecache", "zip::simplecache"])
+def test_a_cache_writes_no_more_than_its_server_has_told(
+    repo: txstore.Repository, tmp_path: Path, serve: Serve, cache: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The disk would be full."""
+
+    class Compressing(Handler):
+        def do_GET(self) -> None:
+            if self.path.endswith("long.zip"):
+                self.answer("application/octet-stream", gzip.compress(bytes(8 << 20)), Content_Encoding="gzip")
+            else:
+                super().do_GET()
+
+    _write(tmp_path / "a")
+    for name in ("long.zip", "short.zip"):
+        with zipfile.ZipFile(tmp_path / name, "w") as packed:
+            for file in (each for each in (tmp_path / "a").rglob("*") if each.is_file()):
+                packed.write(file, file.relative_to(tmp_path / "a"))
+    url = f"{cache}::{serve(Compressing)}"
+    monkeypatch.setattr(web_sources, "MOST_IN_MEMORY", 1 << 20)
+    with pytest.raises(OSError, match="sends more than 1,048,576 bytes, and did not say so"):
+        repo.import_from(f"{url}/long.zip")
+    if cache.startswith("zip"):
+        repo.import_from(f"{url}/short.zip")
+
+
 def test_a_chunk_that_no_page_lists_is_none(repo: txstore.Repository, tmp_path: Path, serve: Serve) -> None:
     """Nobody would notice that it changes meanwhile, nor how long it is."""
 

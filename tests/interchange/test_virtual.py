@@ -152,10 +152,21 @@ def test_no_url_is_long(repo: txstore.Repository, url: str) -> None:
 @pytest.mark.filterwarnings("ignore:The 'fastparquet' engine")
 def test_parquet(repo: txstore.Repository, nc: Path) -> None:
     pytest.importorskip("fastparquet")
+    pytest.importorskip("pyarrow")
     write_parquet(nc.parent / "station.parq", references_of(nc)["refs"])
     repo.import_references(nc.parent / "station.parq")
     np.testing.assert_array_equal(temperature(repo), TEMPERATURES)
     np.testing.assert_array_equal(temperature(repo, "height"), np.arange(60.0))
+
+
+@pytest.mark.filterwarnings("ignore:The 'fastparquet' engine")
+def test_fastparquet_reads_nothing(repo: txstore.Repository, nc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A few flipped bytes crash it."""
+    pytest.importorskip("fastparquet")
+    write_parquet(nc.parent / "station.parq", references_of(nc)["refs"])
+    monkeypatch.setitem(sys.modules, "pyarrow.parquet", None)
+    with pytest.raises(ModuleNotFoundError, match="pip install pyarrow"):
+        repo.import_references(nc.parent / "station.parq")
 
 
 @pytest.mark.filterwarnings("ignore:The 'fastparquet' engine")
@@ -171,6 +182,7 @@ def test_a_table_has_no_more_than_a_manifest_needs(
 ) -> None:
     """A few kilobytes may hold any number of rows, and these one value."""
     fastparquet = pytest.importorskip("fastparquet")
+    pytest.importorskip("pyarrow")
     import pandas as pd
 
     manifest = nc.parent / "station.parq"
@@ -190,6 +202,7 @@ def test_a_table_that_says_less_than_its_pages_have(
 ) -> None:
     """27 kB took 4 GB: the libraries believe each page, and the end of the file had other lengths."""
     fastparquet = pytest.importorskip("fastparquet")
+    pytest.importorskip("pyarrow")
     import pandas as pd
     from fastparquet.cencoding import ThriftObject
 
@@ -217,6 +230,7 @@ def test_a_manifest_has_no_more_than_memory(
     repo: txstore.Repository, nc: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     pytest.importorskip("fastparquet")
+    pytest.importorskip("pyarrow")
     write_parquet(nc.parent / "station.parq", references_of(nc)["refs"])
     monkeypatch.setattr(bounded_codecs, "MOST_IN_MEMORY", 2500)
     with pytest.raises(SourceError, match=r"tables up to '.*\.parq' have more than 2,500 bytes"):
@@ -229,6 +243,7 @@ def test_a_manifest_has_no_more_than_memory(
 @pytest.mark.filterwarnings("ignore:The 'fastparquet' engine")
 def test_a_part_of_a_parquet_manifest_that_can_not_be_read_is_an_error(repo: txstore.Repository, nc: Path) -> None:
     pytest.importorskip("fastparquet")
+    pytest.importorskip("pyarrow")
     manifest = nc.parent / "station.parq"
     write_parquet(manifest, references_of(nc)["refs"])
     part = next(manifest.glob("*/refs.0.parq"))

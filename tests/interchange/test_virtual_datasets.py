@@ -184,6 +184,34 @@ def test_modes(repo: txstore.Repository, nc: Path) -> None:
     assert sorted(opened(repo, "g")) == ["x"]
 
 
+def test_what_is_replaced_leaves_no_chunk(repo: txstore.Repository, nc: Path) -> None:
+    """Not of the array before, nor of keys that no array has."""
+    entries = {str(at): {"path": str(nc), "offset": 4 * at, "length": 4} for at in range(2)}
+    with repo.transaction() as store:
+        store["y/c/1"] = b"left"
+        txstore.write_virtual(xr.Dataset({"x": ("at", raw((8,), (4,), entries))}), store)
+    given = xr.Dataset(
+        dict.fromkeys("xy", ("at", raw((8,), (4,), {"0": entries["1"], "1": {**entries["0"], "path": ""}})))
+    )
+    txstore.write_virtual(given, repo, mode="a")
+    for name in "xy":
+        assert opened(repo)[name].values.tobytes() == nc.read_bytes()[4:8] + bytes([7] * 4)
+
+
+@pytest.mark.parametrize("name", ["a/b", 1])
+def test_names_under_which_no_variable_would_be_found(repo: txstore.Repository, nc: Path, name: Any) -> None:
+    with pytest.raises(ValueError, match="is no name of a variable"):
+        txstore.write_virtual(of_bytes(nc).rename(x=name), repo)
+
+
+def test_a_manifest_of_more_chunks_than_its_array_has(repo: txstore.Repository, nc: Path) -> None:
+    """They would be seen as soon as the array grows."""
+    larger = ChunkManifest({str(at): {"path": str(nc), "offset": 0, "length": 4} for at in range(2)})
+    metadata = of_bytes(nc).x.data.metadata
+    with pytest.raises(ValueError, match=r"\(1,\) chunks, and its manifest \(2,\)"):
+        txstore.write_virtual(xr.Dataset({"x": ("at", ManifestArray(metadata, larger))}), repo)
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
@@ -224,6 +252,8 @@ def test_what_can_not_be_appended(repo: txstore.Repository, nc: Path) -> None:
         (of_bytes(nc).rename(x="z"), "no array 'z'"),
         (of_bytes(nc, fill=9), "fill_value: 7 there, 9 here"),
         (xr.Dataset({"u": of_bytes(nc).x.assign_attrs(units="degC")}), "units"),
+        (xr.Dataset({"x": of_bytes(nc).x.assign_attrs(_Unsigned="false")}), "_Unsigned"),
+        (xr.Dataset({"x": of_bytes(nc).x.assign_attrs(flag_meanings="dry wet")}), "flag_meanings"),
         (xr.Dataset({"x": ("at", raw((4,), (2,), {}))}), "chunk_grid"),
         (xr.Dataset({"x": ("elsewhere", raw((4,), (4,), {})), "at": ("at", [1])}), "dimension_names"),
     ]:

@@ -53,7 +53,7 @@ class Client:
         self.mapping = mapping
         self.chance = chance
         self.ops: list[Op] = []
-        self._next = first
+        self.next = first
         self.objects = objects  # so many lists and registers
 
     def do(self, what: str) -> None:
@@ -82,8 +82,8 @@ class Client:
                 self.any(self.chance.choice(DIRECTORIES))
 
     def number(self) -> int:
-        self._next += 1
-        return self._next
+        self.next += 1
+        return self.next
 
     def get(self, key: str) -> bytes | None:
         return self.mapping.get(key)
@@ -287,12 +287,12 @@ def _do_in_child(client: Client, kind: str) -> None:
             before = len(client.ops)
             client.do(kind)
             client.mapping.lifecycle.seal()  # type: ignore[attr-defined]
-            os.write(theirs, pickle.dumps((client.ops[before:], client._next)))
+            os.write(theirs, pickle.dumps((client.ops[before:], client.next)))
         finally:
             os._exit(0)
     os.close(theirs)
     said = b"".join(iter(lambda: os.read(mine, 1 << 16), b""))
     os.close(mine)
     os.waitpid(child, 0)
-    ops, client._next = pickle.loads(said)
+    ops, client.next = pickle.loads(said)
     client.ops += ops

@@ -2,25 +2,21 @@
 
 import asyncio
 import os
-import pickle
 from collections.abc import AsyncIterator, Callable, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import numpy as np
 import pytest
-import zarr
 from zarr.abc.store import RangeByteRequest
 from zarr.core.buffer import default_buffer_prototype
 
 import txstore
-from tests.tools.arrays import append, array, both, commit, create, delete, group, put, values
-from tests.tools.members import Member, get, join_in_this_process, members, seal
+from tests.tools.arrays import array, both, commit, create, group, put
+from tests.tools.members import Member, get, members
 from tests.tools.members import put as put_key
 from tests.tools.steps import forked, status_of
 from txstore import ConflictError, TransactionStateError
 from txstore.store import TxStore
-from txstore.transactions.participants.shared import SharedTransaction
 
 PROTOTYPE = default_buffer_prototype()
 PAIR = both(group(), create("g/a", n=4), create("g/b", n=4))
@@ -139,14 +135,6 @@ def test_a_prefix_that_others_delete(repo: txstore.Repository, path: str) -> Non
                 again[key] = os.urandom(4)
 
 
-def test_own_values_say_nothing_of_the_base(repo: txstore.Repository) -> None:
-    mapping = repo.begin(isolation="serializable")
-    mapping["a"] = b"own"
-    assert mapping["a"] == b"own"
-    assert len(mapping.staging.view._read_log or ()) == 0
-    mapping.rollback()
-
-
 def test_what_was_written_as_it_was_is_relied_on(repo: txstore.Repository) -> None:
     """A write of the very bytes of the base is none; but it must not be overtaken either."""
     for isolation, expected in (("snapshot", ()), ("serializable", ("a",))):
@@ -165,40 +153,10 @@ def test_readers_always_succeed(repo: txstore.Repository) -> None:
     assert store.commit() is None
 
 
-def test_snapshot_isolation_notes_nothing(repo: txstore.Repository) -> None:
-    mapping = repo.begin()
-    list(mapping.items())
-    assert not any(mapping.staging.view.reads(()))
-    assert mapping._view is mapping.staging.view
-    mapping.rollback()
-
-
 def test_an_unknown_level(repo: txstore.Repository) -> None:
     for begin in (repo.transaction, repo.begin):
         with pytest.raises(ValueError, match="isolation is one of"):
             begin(isolation="read committed")
-
-
-def test_an_impossible_key_is_not_noted(repo: txstore.Repository) -> None:
-    mapping = repo.begin(isolation="serializable")
-    with pytest.raises(txstore.KeyFormatError):
-        mapping.get_view("a//b")
-    mapping["mine"] = b"1"
-    change(repo, "b")
-    assert conflicts(mapping) == ()
-
-
-def test_many_threads_read(repo: txstore.Repository) -> None:
-    with repo.begin() as mapping:
-        for number in range(400):
-            mapping[f"m/{number}"] = b"1"
-    mapping = repo.begin(isolation="serializable")
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda number: mapping[f"m/{number}"], list(range(400)) * 2))
-    assert len(mapping.staging.view._read_log or ()) == 400
-    mapping["mine"] = b"1"
-    change(repo, "m/399")
-    assert conflicts(mapping) == ("m/399",)
 
 
 # --- arrays
@@ -238,57 +196,6 @@ def test_run_tries_again(repo: txstore.Repository) -> None:
     assert (len(tries), repo.mapping()["total"]) == (2, b"17")
 
 
-def test_different_chunks_do_not_conflict(repo: txstore.Repository) -> None:
-    commit(repo, create())
-    with repo.transaction(isolation="serializable") as store:
-        put(slice(0, 4), 5)(store)
-        with repo.transaction(isolation="serializable") as other:
-            put(slice(4, 8), 6)(other)
-    assert values(repo) == [5] * 4 + [6] * 4
-
-
-def test_an_array_that_others_delete(repo: txstore.Repository) -> None:
-    commit(repo, create())
-    store = repo.transaction(isolation="serializable")
-    array(store)[:]
-    store["mine"] = b"1"
-    commit(repo, delete())
-    assert "x/zarr.json" in conflicts(store)
-
-
-def test_locks_and_synchronized_arrays(repo: txstore.Repository) -> None:
-    commit(repo, create())
-    with repo.transaction(lock={"x": np.s_[0:4]}, isolation="serializable") as store:
-        array(store)[0] += 1
-    with repo.transaction(isolation="serializable") as store, store.lock("x", np.s_[4:8]):
-        array(store)[4] += 1
-    txstore.synchronized(repo, "x").append([3])
-    with repo.transaction(lock={"x": txstore.APPEND}, isolation="serializable") as store:
-        array(store).append(np.array([4], "i4"))
-    assert values(repo) == [2, 1, 1, 1, 2, 1, 1, 1, 3, 4]
-
-
-def test_a_session_of_several_transactions(repo: txstore.Repository) -> None:
-    """What an array object knows from an earlier transaction counts in a later one, if it is used there."""
-    commit(repo, both(create(), create("y")))
-    with repo.transaction(isolation="serializable") as session:
-        x, y = array(session), array(session, "y")
-        x[0:4] = 2
-        assert session.commit() is not None
-        x[0:4] = 3
-        commit(repo, append(7, path="y"))
-        assert session.commit() is not None  # y was not used
-        with pytest.raises(txstore.StaleArrayError):
-            y[0:4]
-        session.rollback()
-
-
-def test_latest_has_the_same_isolation(repo: txstore.Repository) -> None:
-    store = repo.transaction(isolation="serializable").latest()
-    assert store.mapping.isolation == "serializable"  # type: ignore[union-attr]
-    assert repo.transaction().latest().mapping.isolation == "snapshot"  # type: ignore[union-attr]
-
-
 # --- several processes
 def test_what_a_sent_store_reads_counts(repo: txstore.Repository) -> None:
     store = repo.transaction(isolation="serializable")
@@ -313,17 +220,6 @@ def test_a_reader_that_dies_loses_nothing_but_has_read(repo: txstore.Repository)
         assert conflicts(store) == expected
 
 
-def test_a_participant_that_finishes_in_good_order(repo: txstore.Repository) -> None:
-    store = repo.transaction(isolation="serializable")
-    store["mine"] = b"1"
-    with members(store, 1, joined=False) as (member,):
-        member.do(put_key, "theirs", b"1")
-        member.do(get, "d/x")
-        member.leave()
-    store.commit()
-    assert sorted(repo.mapping()) == ["a", "d/x", "d/y/z", "mine", "theirs"]
-
-
 def names_of(store: TxStore, path: str) -> list[str]:
     return sorted(store.mapping.list_dir(path))
 
@@ -335,19 +231,6 @@ def test_what_participants_list_counts(repo: txstore.Repository) -> None:
         assert member.do(names_of, "d") == ["mine", "x", "y"]
     change(repo, "d/new")
     assert conflicts(store) == ("d/new",)
-
-
-def test_what_siblings_have_staged_is_not_of_the_base(repo: txstore.Repository) -> None:
-    store = repo.transaction(isolation="serializable")
-    store["d/mine"] = b"1"
-    store["a"] = repo.mapping()["a"] + b"!"
-    with members(store, 1, joined=False) as (member,):
-        assert member.do(get, "d/mine") == b"1"
-        assert member.do(get, "a") == b"base!"
-        member.do(TxStore.__delitem__, "d/x")
-        member.leave()
-    change(repo, "b")
-    assert conflicts(store) == ()
 
 
 @pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
@@ -377,85 +260,6 @@ def test_a_child_whose_reads_could_not_be_told_is_refused(open_repo: Callable[..
     mapping.rollback()
 
 
-def test_a_read_after_the_end_is_part_of_nothing(repo: txstore.Repository) -> None:
-    store = repo.transaction(isolation="serializable")
-    store["mine"] = b"1"
-    with members(store, 2, joined=False) as (used, unused):
-        assert used.do(get, "a") == b"base"
-        store.commit()
-        assert used.do(get, "d/x") == b"base"
-        with pytest.raises(TransactionStateError):
-            unused.do(get, "a")  # it can't join any more, as under snapshot isolation
-
-
-def test_a_participant_that_first_reads_after_the_end(repo: txstore.Repository) -> None:
-    store = repo.transaction(isolation="serializable")
-    store["mine"] = b"1"
-    with members(store, 1, joined=False) as (member,):
-        member.do(seal)  # it has joined, and has no pack
-        store.commit()
-        assert member.do(get, "a") == b"base"
-
-
-def test_a_participant_that_reads_when_it_is_done(repo: txstore.Repository) -> None:
-    store = repo.transaction(isolation="serializable")
-    store["mine"] = b"1"
-    with members(store, 1, joined=False) as (member,):
-        member.do(put_key, "theirs", b"1")
-        member.do(seal)
-        member.do(get, "a")
-        member.leave()  # in good order: what it has staged is complete
-    store.commit()
-    assert repo.mapping()["theirs"] == b"1"
-
-
-def test_what_is_in_the_pack_of_a_participant(repo: txstore.Repository) -> None:
-    store = repo.transaction(isolation="serializable")
-    store["mine"] = b"1"
-    shared = store.mapping.lifecycle.share()  # type: ignore[union-attr]
-    assert shared is not None
-    participant = join_in_this_process(repo, shared)
-    participant["own"] = b"1"
-    for _ in range(2):
-        assert participant["own"] == b"1"
-        assert participant["a"] == b"base"
-        assert "new" not in participant
-        assert sorted(participant.list_dir("d")) == ["x", "y"]
-        assert list(participant.keys_below("d/y")) == ["d/y/z"]
-        assert not participant.has_keys_below("e")
-    tail = SharedTransaction.find(repo.engine.commits, shared).tail(1)
-    frames = [(frame.kind, frame.key, frame.seen, frame.length) for frame in tail.new_frames()]
-    assert frames[2:] == [(6, b"a", 0, 0), (6, b"new", 0, 0), (7, b"d/", 0, 0), (8, b"d/y/", 0, 0), (9, b"e/", 0, 0)]
-    participant.lifecycle.seal()
-    store.rollback()
-
-
-def read_array(store: TxStore, sent: zarr.Array) -> int:
-    return int(sent[0])
-
-
-def test_an_array_of_an_earlier_transaction_that_is_sent(repo: txstore.Repository) -> None:
-    commit(repo, both(create(), create("y")))
-    session = repo.transaction(isolation="serializable")
-    x = array(session)
-    session["first"] = b"1"
-    session.commit()
-    session["second"] = b"1"
-    with members(session, 1, joined=False) as (member,):
-        assert member.do(read_array, x) == 1
-    commit(repo, append(7))
-    assert conflicts(session) == ("x/zarr.json",)
-
-
-def test_a_locked_transaction(repo: txstore.Repository) -> None:
-    commit(repo, create())
-    store = repo.transaction(lock={"x": np.s_[0:4]}, isolation="serializable")
-    assert get(store, "a") == b"base"
-    array(store)[0] += 1
-    change(repo, "a")
-    assert conflicts(store) == ("a",)
-
-
 def test_names(repo: txstore.Repository) -> None:
     """Whoever commits a transaction with a name does so for what all have read."""
     with repo.transaction(name="n", isolation="serializable") as one:
@@ -480,13 +284,6 @@ def test_a_name_with_less_isolation(repo: txstore.Repository) -> None:
     assert repo.mapping()["one"] == b"1"
 
 
-def test_an_ended_store_that_is_unpickled(repo: txstore.Repository) -> None:
-    with repo.transaction(isolation="serializable") as store:
-        store["mine"] = b"1"
-        again = pickle.loads(pickle.dumps(store))
-        assert again.mapping.isolation == "serializable"
-
-
 def read_all_the_time(store: TxStore, count: int) -> int:
     return sum(len(get(store, f"m/{number}") or b"") for number in range(count))
 
@@ -503,12 +300,3 @@ def test_reads_are_in_the_pack_before_they_are_handed_out(repo: txstore.Reposito
     member.kill()
     change(repo, "m/49", b"2")
     assert conflicts(store) == ("m/49",)
-
-
-def test_zarr_groups_list_their_members(repo: txstore.Repository) -> None:
-    commit(repo, PAIR)
-    store = repo.transaction(isolation="serializable")
-    assert sorted(zarr.open_group(store, path="g").array_keys()) == ["a", "b"]
-    store["mine"] = b"1"
-    commit(repo, create("g/c"))
-    assert conflicts(store) == ("g/c",)

@@ -1,7 +1,6 @@
 """The chunk-key locks, every kind of them by the same tests, with real processes; and how a kind is chosen."""
 
 import contextlib
-import gc
 import os
 import pickle
 import shutil
@@ -20,14 +19,12 @@ import txstore.locks.chunk_locks
 from tests.locks.lock_words import is_wanted_badly
 from tests.tools.lock_clients import KINDS
 from tests.tools.waiting import wait_until
-from tests.tools.workers import QUICK, run_threads
+from tests.tools.workers import QUICK
 from txstore.errors import LocksLostError, LocksUnavailableError, LockTimeoutError, TransactionStateError
 from txstore.locks.chunk_locks import ChunkLocks
 from txstore.locks.holders import Holders, find_holders
-from txstore.locks.kernel_locks import ByteLocks
-from txstore.locks.lock_file import HEADER, KIND_NUMBERS, LOCK_BASE, MAGIC, MEMBERS, LockHeader
+from txstore.locks.lock_file import HEADER, KIND_NUMBERS, MAGIC, LockHeader
 from txstore.locks.slot_hash import SlotHash
-from txstore.storage.file_systems import file_system_type
 
 LINUX = sys.platform == "linux"
 HAS_C = txstore.locks.chunk_locks.locktable is not None
@@ -41,18 +38,18 @@ class Peer:
     """Another process that does with the locks what it is told."""
 
     def __init__(self, directory: Path, kind: str | None = None, *, has_c: bool = True) -> None:
-        self._pipe, theirs = QUICK.Pipe()
+        self.pipe, theirs = QUICK.Pipe()
         self.process = QUICK.Process(target=_obey, args=(theirs, str(directory), kind, has_c), daemon=True)
         self.process.start()
         theirs.close()
         self.pid = self.process.pid
 
     def tell(self, command: str, *arguments: Any) -> None:
-        self._pipe.send((command, arguments))
+        self.pipe.send((command, arguments))
 
     def answer(self) -> Any:
-        assert self._pipe.poll(SOON), "the other process does not answer"
-        well, answer = self._pipe.recv()
+        assert self.pipe.poll(SOON), "the other process does not answer"
+        well, answer = self.pipe.recv()
         if not well:
             raise answer
         return answer
@@ -62,7 +59,7 @@ class Peer:
         return self.answer()
 
     def is_busy(self, seconds: float = 0.1) -> bool:
-        return not self._pipe.poll(seconds)
+        return not self.pipe.poll(seconds)
 
     def begin_to_wait(self, keys: Any, number: int = 0) -> None:
         """Let it acquire what it can't have yet. From here on a signal finds it at that, not on the way to it."""
@@ -243,36 +240,6 @@ def test_what_says_that_it_came_too_late_says_what_to_do(locks):
     assert (again.keys, again.holder, str(again)) == (caught.value.keys, caught.value.holder, str(caught.value))
 
 
-def test_threads_take_turns(locks):
-    inside, rounds = [], []
-
-    def work() -> None:
-        owner = locks.owner()
-        for _ in range(50):
-            owner.acquire(["t/c/0", "t/c/1"], SOON)
-            inside.append(1)
-            time.sleep(0)
-            assert len(inside) == 1
-            inside.pop()
-            owner.release(["t/c/1", "t/c/0"])
-            rounds.append(1)
-
-    run_threads(*[work] * 4)
-    assert len(rounds) == 200
-
-
-@pytest.mark.long
-def test_processes_take_turns(tmp_path, start, kind):
-    path = tmp_path / "number"
-    path.write_text("0")
-    peers = [start(kind) for _ in range(3)]
-    for peer in peers:
-        peer.tell("count", str(path), 60)
-    for peer in peers:
-        peer.answer()
-    assert path.read_text() == "180"
-
-
 def test_two_threads_may_use_one_owner(locks):
     owner, other = locks.owner(), locks.owner()
     other.acquire("a")
@@ -332,15 +299,6 @@ def test_who_has_just_had_a_lock_lets_those_who_wait_go_first(locks, peer, direc
 
 
 # --- all of the keys, or none
-def test_a_failed_call_leaves_what_was_held_before(locks, peer):
-    mine = locks.owner()
-    mine.acquire(["a", "b"])
-    peer.ask("acquire", "c")
-    with pytest.raises(LockTimeoutError):
-        mine.acquire(["a", "b", "c", "d"], 0.01)
-    assert [mine.holds(key) for key in "abcd"] == [True, True, False, False]
-    mine.release(["a", "b"])
-    assert not mine.holds("a")
 
 
 def test_two_keys_of_one_slot_are_two(locks):
@@ -361,23 +319,6 @@ def test_two_keys_of_one_slot_are_two(locks):
     locks.owner().acquire([other, key], 0)
 
 
-@pytest.mark.long
-def test_any_order_of_the_keys_will_do(locks, start, kind):
-    """Two processes that lock the same keys in opposite orders do not wait for each other."""
-    keys = [f"a/c/{number}" for number in range(0, 400, 3)]
-    first, second = start(kind), start(kind)
-    for _ in range(20):
-        first.tell("acquire", keys)
-        second.tell("acquire", keys[::-1])
-        wait_until(lambda: not first.is_busy(0) or not second.is_busy(0))
-        holder, waiter = (first, second) if not first.is_busy(0) else (second, first)
-        holder.answer()
-        holder.tell("release", keys)
-        waiter.answer()
-        holder.answer()
-        waiter.ask("release", keys)
-
-
 # --- ends
 def test_the_locks_of_a_killed_process_are_free(locks, start, kind):
     keys = [f"a/c/{row}/{column}" for row in range(30) for column in range(100)]
@@ -393,38 +334,6 @@ def test_the_locks_of_a_killed_process_are_free(locks, start, kind):
 
 
 @pytest.mark.long
-def test_who_waits_has_the_locks_when_their_holder_is_killed(locks, start, kind):
-    victim, waiter = start(kind), start(kind)
-    victim.ask("acquire", ["a/c/0", "a/c/1"])
-    waiter.tell("acquire", ["a/c/1", "a/c/0"])
-    assert waiter.is_busy()
-    victim.kill()
-    assert sorted(waiter.answer()) == (["a/c/0", "a/c/1"] if kind == "table" else [])
-
-
-def test_a_killed_waiter_leaves_nothing(locks, start, kind):
-    mine, victim = locks.owner(), start(kind)
-    mine.acquire("a/c/5")
-    victim.tell("acquire", ["a/c/4", "a/c/5", "a/c/6"])
-    assert victim.is_busy()
-    victim.kill()
-    mine.release("a/c/5")
-    locks.owner().acquire(["a/c/4", "a/c/5", "a/c/6"], SOON)
-
-
-@pytest.mark.long
-def test_a_stopped_holder_keeps_its_locks(locks, peer):
-    peer.ask("acquire", "a")
-    peer.signal(signal.SIGSTOP)
-    try:
-        with pytest.raises(LockTimeoutError):
-            locks.owner().acquire("a", 0.1)
-    finally:
-        peer.signal(signal.SIGCONT)
-    peer.ask("fence")
-
-
-@pytest.mark.long
 def test_ctrl_c_ends_waiting_and_nothing_else(locks, peer):
     mine = locks.owner()
     mine.acquire("a/c/5")
@@ -437,23 +346,6 @@ def test_ctrl_c_ends_waiting_and_nothing_else(locks, peer):
     peer.ask("fence")
     mine.release("a/c/5")
     peer.ask("acquire", ["a/c/5"])
-
-
-def test_ctrl_c_ends_waiting_within_one_process(peer):
-    peer.ask("acquire", "a", SOON, 0)
-    peer.begin_to_wait("a", 1)
-    peer.signal(signal.SIGINT)
-    with pytest.raises(KeyboardInterrupt):
-        peer.answer()
-    peer.ask("release", "a")
-    peer.ask("acquire", "a", 0, 2)
-
-
-@pytest.mark.long
-def test_an_owner_that_nobody_has_any_more_holds_nothing(locks, peer):
-    locks.owner().acquire("a")
-    gc.collect()
-    peer.ask("acquire", "a", 0)
 
 
 # --- fork
@@ -541,19 +433,6 @@ def test_a_lock_file_that_is_gone_is_noticed(locks, start, kind, directory, is_r
         locks.owner().acquire("a", 0)
     mine.close()
     other.ask("fence")
-
-
-def test_a_stripe_that_is_gone_is_noticed(directory):
-    locks = ChunkLocks(str(directory), "data.tx", kind="files")
-    mine = locks.owner()
-    mine.acquire(["a/c/0", "a/c/1"])
-    stripes = sorted(directory.glob("stripe-*"))
-    assert len(stripes) == 2
-    stripes[0].unlink()
-    with pytest.raises(LocksLostError) as caught:
-        mine.fence()
-    assert len(caught.value.keys) == 1
-    locks.close()
 
 
 def test_a_descriptor_closed_behind_our_back_is_noticed(locks, kind, directory):
@@ -704,20 +583,6 @@ def test_what_is_no_file_is_refused(locks, directory):
         locks.owner()
 
 
-def test_there_are_places_for_so_many_processes(locks, kind, directory):
-    if not LINUX:
-        pytest.skip("byte locks")
-    locks.owner()
-    locks.close()
-    with open(directory / "chunks", "r+b") as file:
-        others = ByteLocks(file.fileno(), LOCK_BASE)
-        assert others.try_lock(1, MEMBERS)
-        with pytest.raises(LocksUnavailableError, match="2047"):
-            locks.owner()
-        others.unlock(1234)
-        locks.owner().acquire("a", 0)
-
-
 def as_nobody(function: Callable[[], Any]) -> Any:
     def work() -> Any:
         if os.getuid() == 0:
@@ -770,27 +635,6 @@ def test_the_files_can_be_used_by_all_who_can_write_the_directory(locks, directo
     assert modes == {expected}
 
 
-def test_two_users_exclude_each_other(shared, kind):
-    if os.getuid() != 0:
-        pytest.skip("only root can be two users")
-    shared.chmod(0o777)
-    locks = ChunkLocks(str(shared), "data.tx", kind=kind)
-
-    def make() -> None:
-        locks.owner().acquire("a", 0)
-
-    def find() -> str:
-        with pytest.raises(LockTimeoutError) as caught:
-            locks.owner().acquire("a", 0)
-        return caught.value.holder
-
-    assert as_nobody(make) is None
-    locks.owner().acquire("b")
-    mine = locks.owner()
-    mine.acquire("a", 0)
-    assert as_nobody(find) == f"process {os.getpid()}"
-
-
 # --- between the kinds
 @pytest.mark.skipif(not (HAS_C and LINUX), reason="there are not two kinds to choose from")
 @pytest.mark.parametrize("present", ["ranges", "files"])
@@ -818,39 +662,6 @@ def test_who_can_not_join_the_living_has_no_locks(start, directory):
     first.kill()
     assert second.ask("acquire", "a", 0) == ()
     assert second.ask("kind") == "ranges"
-
-
-@pytest.mark.skipif(not (HAS_C and LINUX), reason="there are not two kinds to choose from")
-def test_who_had_opened_before_the_kind_changed_changes_too(start, directory):
-    """To open is not yet to be a member."""
-    first = start()
-    assert first.ask("kind") == "table"
-    second = start("ranges")
-    second.ask("acquire", "a")
-    with pytest.raises(LockTimeoutError) as caught:
-        first.ask("acquire", "a", 0)
-    assert caught.value.holder == f"process {second.pid}"
-    assert first.ask("kind") == "ranges"
-
-
-@pytest.mark.skipif(not (HAS_C and LINUX), reason="there are not two kinds to choose from")
-def test_a_fork_changes_too(directory):
-    """Its parent, the only one that used a table, is gone when it begins."""
-
-    def use() -> str:
-        locks = ChunkLocks(str(directory), "data.tx")
-        locks.owner().acquire("a")
-        parent = os.getpid()
-        if os.fork():
-            os._exit(0)
-        wait_until(lambda: os.getppid() != parent)
-        other = ChunkLocks(str(directory), "data.tx", kind="ranges")
-        other.owner().acquire("b")
-        mine = locks.owner()
-        mine.acquire("a", 0)
-        return locks.kind
-
-    assert _in_fork(use) == "ranges"
 
 
 @pytest.mark.long
@@ -896,18 +707,6 @@ def test_a_table_in_use_on_the_server_itself_is_nothing_for_its_clients(start, d
         ChunkLocks(str(directory), "data.tx").owner()
 
 
-def test_file_systems_are_known_by_where_they_are_mounted(tmp_path):
-    if not LINUX:
-        pytest.skip("needs /proc")
-    assert file_system_type("/proc/self") == "proc"
-    assert file_system_type("/sys") == "sysfs"
-    assert file_system_type("/process") == file_system_type("/")
-    assert file_system_type(str(tmp_path)) not in ("", "proc")
-    link = tmp_path / "link"
-    link.symlink_to("/proc/self")
-    assert file_system_type(str(link)) == "proc"
-
-
 # --- turns within one process, where Python keeps them
 @pytest.fixture(params=[kind for kind in KINDS if kind != "table"])
 def fallback(request, directory) -> Iterator[ChunkLocks]:
@@ -932,21 +731,6 @@ class Waiting:
         self.done.set()
 
 
-def test_those_who_wait_are_served_in_their_order(fallback):
-    first, second, third, fourth = (fallback.owner() for _ in range(4))
-    first.acquire("a")
-    both = Waiting(second, ["a", "b"])
-    later = Waiting(third, "b")
-    assert not later.done.is_set()  # b is free, but somebody waits for it
-    fourth.acquire("b", 0)  # whoever only tries may pass
-    fourth.close()
-    first.close()
-    assert both.done.wait(SOON)
-    assert not later.done.is_set()
-    second.close()
-    assert later.done.wait(SOON)
-
-
 def test_who_gives_up_lets_those_behind_go_on(fallback):
     first, second, third = (fallback.owner() for _ in range(3))
     first.acquire("a")
@@ -955,15 +739,6 @@ def test_who_gives_up_lets_those_behind_go_on(fallback):
     assert both.done.wait(SOON)
     assert later.done.wait(SOON)
     assert third.holds("b")
-
-
-def test_who_holds_something_may_pass_those_who_may_wait_for_it(fallback):
-    first, second = fallback.owner(), fallback.owner()
-    first.acquire("a")
-    waiting = Waiting(second, ["a", "b"])
-    first.acquire("b", SOON)
-    first.close()
-    assert waiting.done.wait(SOON)
 
 
 # --- slots

@@ -7,7 +7,6 @@ import threading
 import time
 from contextlib import contextmanager
 
-import numpy as np
 import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
@@ -49,25 +48,6 @@ def test_known_answers(path, table):
     known = [926446, 609778, 772472, 191548, 191549, 839603, 1044431]
     words, owner = words_of(path), table.owner()
     assert all(has_slot(words, owner, key, slot) for key, slot in zip(keys, known, strict=True))
-
-
-@pytest.mark.parametrize("row", ["position/c/5/", "position/5."])
-def test_neighbours_neighbour(path, table, row):
-    owner = table.owner()
-    owner.acquire([f"{row}{i}" for i in range(1000)])
-    taken = np.flatnonzero(words_of(path))
-    assert (len(taken), np.count_nonzero(np.diff(taken, append=taken[0] + table.slots) != 1)) == (1000, 1)
-
-
-@pytest.mark.parametrize("shape", [(10_000,), (100, 100), (300, 300), (365, 20, 20), (8, 16, 16, 16)])
-def test_the_chunks_of_an_array_seldom_share_a_slot(path, table, shape):
-    total, keys = 1, ["temperature/c"]
-    for length in shape:
-        total *= length
-        keys = [f"{key}/{i}" for key in keys for i in range(length)]
-    owner = table.owner()
-    owner.acquire(keys)
-    assert np.count_nonzero(words_of(path)) >= 0.999 * total
 
 
 # --- Owners
@@ -287,27 +267,6 @@ def test_another_thread_closes_the_owner_before_a_lock_is_noticed(table, owners)
     assert is_free(table, "a")
 
 
-def test_one_of_two_waiting_threads_of_an_owner_gives_up(table, owners):
-    shared, other = owners
-    other.acquire("a")
-
-    given_up = threading.Event()
-
-    def short():
-        with pytest.raises(TimedOut):
-            shared.acquire("a", 0.05)
-        given_up.set()
-
-    def give():
-        assert given_up.wait(60)
-        other.release("a")
-
-    run_threads(short, lambda: shared.acquire("a", 60), give)
-    assert not is_free(table, "a")
-    shared.release("a")
-    assert is_free(table, "a")
-
-
 def test_a_list_may_change_while_its_thread_waits(path, owners):
     one, other = owners
     keys = [f"{'x' * 20}/c/{i}" for i in range(5)]
@@ -375,22 +334,6 @@ def test_a_closed_tables_descriptor_stays_open_while_it_is_used(path):
 
 
 # --- Parking
-def test_parking_wakes_siblings(table):
-    one, sibling, foreign = table.owner(), table.owner(), table.owner()
-    one.acquire("a")
-    order = []
-
-    def wait(owner, siblings):
-        owner.acquire("a", 30, siblings)
-        order.append(owner.identity)
-        owner.release("a")
-
-    def park():
-        time.sleep(0.1)
-        one.park("a")
-
-    run_threads(lambda: wait(foreign, ()), lambda: wait(sibling, [one.parked]), park)
-    assert order == [sibling.identity, foreign.identity]
 
 
 def test_only_what_is_parked_may_be_named(table, owners):
@@ -403,6 +346,3 @@ def test_only_what_is_parked_may_be_named(table, owners):
             one.park("a", wrong)
     assert one.holds("a")
     assert other.acquire("b", 0, [one.parked] * 100) == ()
-
-
-# --- Members

@@ -6,14 +6,12 @@ import random
 import struct
 import sys
 import threading
-import time
 
 import pytest
 
 from tests.locks.lock_words import word_offset
 from tests.tools.disk import in_child
 from tests.tools.lock_clients import (
-    INIT,
     Forked,
     Lost,
     TimedOut,
@@ -21,9 +19,7 @@ from tests.tools.lock_clients import (
     is_free,
     native,
     open_table,
-    take_byte,
 )
-from tests.tools.workers import run_threads
 from txstore.locks.lock_file import SEED
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="futexes and OFD locks")
@@ -110,19 +106,6 @@ def test_exceptions_are_made_by_the_caller(path):
 
 
 # --- Fork
-
-
-def test_a_forked_child_collects_inherited_owners(table):
-    owners = [table.owner()]
-    owners[0].acquire("a")
-
-    def child():
-        owners.clear()
-        gc.collect()
-        return is_free(table, "a")
-
-    assert in_child(child) is False
-    assert not is_free(table, "a")
 
 
 def test_fork_while_threads_wait_and_join(path, table, owners):
@@ -266,13 +249,6 @@ def test_what_does_not_fit_is_reset_only_while_nobody_is_alive(path, damage, err
     assert fresh.owner().acquire("b", 0) == ()
 
 
-def test_a_table_joins_what_was_damaged_and_left(path):
-    unjoined = open_table(path)
-    write_at(path, *DAMAGE["kind"])
-    assert unjoined.owner().acquire("a", 0) == ()
-    assert header_of(path)["kind"] == 1
-
-
 @pytest.mark.parametrize("length", [0, 50, 5000, WORDS_OFFSET + 100])
 def test_a_file_that_was_cut_off(path, length):
     unjoined = open_table(path)
@@ -282,14 +258,6 @@ def test_a_file_that_was_cut_off(path, length):
     owner.acquire(keys)
     assert is_free(open_table(path), "y")
     assert not is_free(open_table(path), keys)
-
-
-def test_a_table_that_was_reset_with_other_slots_is_stale(path):
-    unjoined = open_table(path)
-    write_at(path, *DAMAGE["version"])
-    open_table(path, slots=4096)
-    with pytest.raises(OSError, match="open the repository again"):
-        unjoined.owner()
 
 
 def test_words_that_are_lost(path, table, owners):
@@ -365,20 +333,6 @@ def test_no_living_transaction_loses_a_word(path, table):
                 asking.acquire(key, 0)
     for owner in living.values():
         owner.fence()
-
-
-def test_opening_waits_for_who_opens(path, table):
-    fd = os.open(path, os.O_RDWR)
-    take_byte(fd, INIT)
-    opened = []
-
-    def give():
-        time.sleep(0.1)
-        assert opened == []
-        os.close(fd)
-
-    run_threads(lambda: opened.append(open_table(path)), lambda: opened.append(table.owner()), give)
-    assert len(opened) == 2
 
 
 def test_paths(tmp_path):

@@ -43,33 +43,6 @@ def test_the_lowest_counts(new_pins):
     assert mine.lowest(100) is theirs.lowest(100) is None
 
 
-def test_several_processes_have_the_same_one(new_pins):
-    pins = [new_pins() for _ in range(5)]
-    things = [Thing() for _ in pins]
-    for number, (each, thing) in enumerate(zip(pins, things, strict=True)):
-        each.hold(thing, 10 + number % 2)
-    asked = new_pins()
-    assert asked.lowest(11) == asked.lowest(100) == 10
-    del things[0], things[1], things[2], thing  # the first, third and fifth
-    assert asked.lowest(100) == 11
-
-
-def test_one_thing_may_pin_several(new_pins):
-    pins, other, thing = new_pins(), new_pins(), Thing()
-    for seq in (4, 4, 2):
-        pins.hold(thing, seq)
-    assert other.lowest(100) == 2
-    del thing
-    assert other.lowest(100) is None
-
-
-def test_seq_0_is_pinned_by_who_found_nothing(new_pins):
-    pins, other, thing = new_pins(), new_pins(), Thing()
-    pins.hold(thing, 0)
-    assert other.lowest(1) == 0
-    assert thing
-
-
 def test_they_end_without_a_garbage_collection(new_pins, tmp_path):
     gc.disable()
     try:

@@ -11,12 +11,12 @@ from typing import Any
 import pytest
 
 import txstore
-from tests.tools.inside import branch_id, objects_of
+from tests.tools.inside import branch_id, finish_head_cache, objects_of
 from tests.tools.upkeep import below
 from tests.tools.waiting import wait_until
 from tests.tools.workers import QUICK, TIMEOUT, Worker, ended
 from txstore import Repository
-from txstore.history import object_head_caches
+from txstore.format import records
 from txstore.maintenance import erase as erasing
 from txstore.maintenance import scrub as scrubbing
 from txstore.storage.local import LocalStorage
@@ -193,22 +193,35 @@ def test_beside_all_of_them(filled: Repository, tmp_path: Path, is_killed: bool)
     assert all(erasure.finished is not None for erasure in filled.erasures())
 
 
-def test_a_head_cache_that_a_process_writes_late_has_nothing_of_it(monkeypatch: pytest.MonkeyPatch) -> None:
-    """On an object store it holds the end of a commit file, and is written up to a second after the commit."""
+@pytest.mark.parametrize("then", ["stored", "stored, and no answer", "vacuumed"])
+def test_a_head_cache_that_a_process_writes_late_has_nothing_of_it(monkeypatch: pytest.MonkeyPatch, then: str) -> None:
+    """On an object store it holds the end of a commit file, and its process may stand still before it is written."""
     url = f"memory://{uuid.uuid4()}/data.tx"
     writer = txstore.Repository(url)
-    change(writer, {"s/c/0": SECRET + b"0"})
-    objects = objects_of(writer)
-    wait_until(lambda: any(path.startswith("heads/") for path, _ in below(objects)))
-    change(writer, {"s/c/0": SECRET + b"1"})  # now the next one waits
-    late = [each for each in threading.enumerate() if each.name == "txstore head cache"]
+    objects, goes_on, stands = objects_of(writer), threading.Event(), threading.Event()
+    put = objects.put
 
-    def sleep(seconds: float) -> None:
-        for each in late if seconds == object_head_caches.LATEST else ():
-            each.join(TIMEOUT)
+    def put_late(path: str, parts: list[bytes]) -> None:
+        if path.startswith("heads/") and not goes_on.is_set():
+            stands.set()
+            goes_on.wait(TIMEOUT)
+        put(path, parts)
+        if path.startswith("heads/") and len(parts[0]) > records.HEAD_CACHE_SIZE and then == "stored, and no answer":
+            raise ConnectionError
 
-    monkeypatch.setattr(object_head_caches, "HEAD_CACHE_PERIOD", 0.0)  # the one that erases waits for none of its own
-    monkeypatch.setattr(object_head_caches.time, "sleep", sleep)
-    txstore.Repository(url).erase("s")
-    sleep(object_head_caches.LATEST)
+    monkeypatch.setattr(objects, "put", put_late)
+    change(writer, {"s/c/0": SECRET})
+    assert stands.wait(TIMEOUT)
+    eraser = txstore.Repository(url)
+    eraser.erase("s")
+    if then == "vacuumed":
+        eraser.vacuum(keep=1)
+    goes_on.set()
+    finish_head_cache(writer)
+    assert head_cache_of(writer).version == 0  # it was written, and late
     assert [path for path, _ in below(objects) if SECRET[:100] in bytes(objects.get(path))] == []
+    assert txstore.Repository(url).head() == eraser.head()
+
+
+def head_cache_of(repo: Repository) -> records.HeadCache:
+    return records.HeadCache.decode(objects_of(repo).get("heads/main")[: records.HEAD_CACHE_SIZE])

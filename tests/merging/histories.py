@@ -83,33 +83,33 @@ class Player:
 
     def __init__(self, seed: int, directory: Path, *, gives_up: bool, counts: Counter[str]) -> None:
         """With `gives_up`, branches are deleted, and vacuums give up what they may."""
-        self._random = random.Random(seed)
+        self.rng = random.Random(seed)
         self.gives_up = gives_up
         self.counts = counts
         self.repo = txstore.Repository(directory / "data.tx", durability="none")
         self.history = History()
         self.asked: list[tuple[Asked, Merge]] = []
         self.commits: dict[Node, txstore.Commit] = {}
-        self._values = VALUES[seed // 2 % len(VALUES)]
-        values = {place: self._random.choice(self._values) for place in PLACES}
-        self._commit("main", values)
+        self.drawn_from = VALUES[seed // 2 % len(VALUES)]
+        values = {place: self.rng.choice(self.drawn_from) for place in PLACES}
+        self.record("main", values)
         self.heads = {"main": self.history.nodes[0]}
-        for number in range(1, self._random.randint(2, 5)):
+        for number in range(1, self.rng.randint(2, 5)):
             self.fork(f"b{number}", self.heads["main"])
 
     def play(self) -> None:
         for _ in range(STEPS):
-            step = self._random.choices(
-                [self.write, self._merge, self._revert, self.pick, self.replace, self._vacuum],
+            step = self.rng.choices(
+                [self.write, self.merge_from, self.take_back, self.pick, self.replace, self.give_up_old],
                 [30, 50, 4, 4, 3, 5 if self.gives_up else 0],
             )[0]
-            step(self._random.choice([*self.heads]))
+            step(self.rng.choice([*self.heads]))
         for branch, node in self.heads.items():
             self.check(branch, node)
 
     # --- steps
 
-    def _commit(self, branch: str, values: Mapping[str, Any]) -> None:
+    def record(self, branch: str, values: Mapping[str, Any]) -> None:
         with self.repo.begin(branch=branch) as transaction:
             there = dict(transaction)
             wanted = stored(values)
@@ -135,12 +135,12 @@ class Player:
     def write(self, branch: str) -> None:
         values = dict(self.heads[branch].values)
         own = PLACES[[*self.heads].index(branch) :: 5]  # mostly what no other branch writes
-        for place in self._random.sample(own if self._random.random() < 0.8 else PLACES, self._random.randint(1, 2)):
+        for place in self.rng.sample(own if self.rng.random() < 0.8 else PLACES, self.rng.randint(1, 2)):
             value = values[place]
             while value == values[place]:
-                value = self._random.choice(self._values)
+                value = self.rng.choice(self.drawn_from)
             values[place] = value
-        self._commit(branch, values)
+        self.record(branch, values)
 
     def fork(self, branch: str, node: Node) -> bool:
         """Begin a branch; false if the commit is not there any more."""
@@ -157,18 +157,18 @@ class Player:
         if branch == "main" or not self.gives_up:
             return
         del self.repo.branches[branch], self.heads[branch]
-        if not self.fork(branch, self._random.choice(self.history.nodes)):
+        if not self.fork(branch, self.rng.choice(self.history.nodes)):
             self.fork(branch, self.heads["main"])
 
-    def _vacuum(self, branch: str) -> None:
-        self.repo.vacuum(keep=self._random.randint(1, 6), branch=branch)
+    def give_up_old(self, branch: str) -> None:
+        self.repo.vacuum(keep=self.rng.randint(1, 6), branch=branch)
 
-    def _merge(self, into: str) -> None:
+    def merge_from(self, into: str) -> None:
         ours = self.heads[into]
         news = [node for node in self.history.nodes[-RECENT:] if node not in ours.ancestors]
         if not news:
             return
-        node = self._random.choice(news)
+        node = self.rng.choice(news)
         source = next((branch for branch, head in self.heads.items() if head is node), "then")
         if source == "then" and not self.fork("then", node):
             return
@@ -177,7 +177,7 @@ class Player:
         self.asked.append((Asked(ours, node), expected))
         self.counts["merges"] += 1
         self.counts["of several bases"] += len(recursive.best_common_ancestors(ours, node)) > 1
-        answer = self._random.choice([None, "ours", "theirs"])
+        answer = self.rng.choice([None, "ours", "theirs"])
         if self.agrees(expected, lambda resolve: self.repo.merge(source, into, resolve=resolve), answer):
             self.note(into, self.history.commit(_answered(expected, node, answer), ours, node))
             self.check(into, self.heads[into])
@@ -185,7 +185,7 @@ class Player:
             del self.repo.branches["then"]
 
     def pick(self, branch: str, *, reverts: bool = False) -> None:
-        node, ours = self._random.choice(self.history.nodes[1:] or self.history.nodes), self.heads[branch]
+        node, ours = self.rng.choice(self.history.nodes[1:] or self.history.nodes), self.heads[branch]
         if not node.parents:
             return
         base, theirs = (node, node.parents[0]) if reverts else (node.parents[0], node)
@@ -202,7 +202,7 @@ class Player:
             self.note(branch, self.history.commit(expected.values, ours))
             self.check(branch, self.heads[branch])
 
-    def _revert(self, branch: str) -> None:
+    def take_back(self, branch: str) -> None:
         self.pick(branch, reverts=True)
 
     def agrees(self, expected: Merge, change: Any, answer: str | None) -> bool:

@@ -74,8 +74,16 @@ class Player:
 
     def play(self) -> None:
         for _ in range(STEPS):
-            steps = [self.write, self._prepend, self.append, self._roll, self._shift, self._put, self._merge]
-            step = self.random.choices([*steps, self._revert, self.pick], [9, 3, 2, 3, 2, 2, 10, 2, 4])[0]
+            steps = [
+                self.write,
+                self.add_before,
+                self.append,
+                self.drop_oldest,
+                self.move_rows,
+                self.put_attribute,
+                self.merge_from,
+            ]
+            step = self.random.choices([*steps, self.take_back, self.pick], [9, 3, 2, 3, 2, 2, 10, 2, 4])[0]
             step(self.random.choice([*self.heads]))
 
     # --- one side
@@ -89,7 +97,7 @@ class Player:
         arrays = {name: ("time", np.array([self.value() for _ in labels], "i4")) for name in NAMES}
         return xr.Dataset(arrays, {"time": np.array(labels, "i8")})
 
-    def _commit(self, branch: str, what: str, change: Change, expected: Mapping[str, Any] | None = None) -> None:
+    def record(self, branch: str, what: str, change: Change, expected: Mapping[str, Any] | None = None) -> None:
         before = self.repo.head(branch)
         with self.repo.transaction(branch=branch) as store:
             change(store)
@@ -118,21 +126,21 @@ class Player:
             name, at, value = self.random.choice(NAMES), self.random.randrange(length), self.value()
             values[_place(name, values[ROWS][at])] = value  # type: ignore[index]
             write = lambda store: zarr.open_array(store, path=name).__setitem__(at, value)  # noqa: E731
-            self._commit(branch, "writes", write, values)
+            self.record(branch, "writes", write, values)
 
-    def _prepend(self, branch: str) -> None:
+    def add_before(self, branch: str) -> None:
         rows = self.rows(self.random.randint(1, 3))
-        self._commit(branch, "prepends", lambda store: txstore.prepend(rows, store, dim="time"))
+        self.record(branch, "prepends", lambda store: txstore.prepend(rows, store, dim="time"))
 
     def append(self, branch: str) -> None:
         rows = self.rows(self.random.randint(1, 2))
-        self._commit(branch, "appends", lambda store: txstore.upsert(rows, store, dim="time"))
+        self.record(branch, "appends", lambda store: txstore.upsert(rows, store, dim="time"))
 
-    def _roll(self, branch: str) -> None:
+    def drop_oldest(self, branch: str) -> None:
         keep = max(1, self.length(branch) - self.random.randint(1, 3))
-        self._commit(branch, "rolls", lambda store: txstore.roll(store, "time", keep=keep))
+        self.record(branch, "rolls", lambda store: txstore.roll(store, "time", keep=keep))
 
-    def _shift(self, branch: str) -> None:
+    def move_rows(self, branch: str) -> None:
         rows, offset = self.rows(1), self.random.choice([1, -1])
 
         def shift(store: txstore.TxStore) -> None:
@@ -140,9 +148,9 @@ class Player:
                 store.shift(name, {0: offset}, fill=rows[name].item())
 
         if rows.sizes["time"] and self.length(branch):
-            self._commit(branch, "shifts", shift)
+            self.record(branch, "shifts", shift)
 
-    def _put(self, branch: str) -> None:
+    def put_attribute(self, branch: str) -> None:
         """Write all attributes anew, as programs do that know of none."""
         attributes = {"n": self.random.randrange(3)}
 
@@ -150,11 +158,11 @@ class Player:
             for name in (*NAMES, "time"):
                 zarr.open_array(store, path=name).attrs.put(attributes)
 
-        self._commit(branch, "attributes", put, self.heads[branch].values)
+        self.record(branch, "attributes", put, self.heads[branch].values)
 
     # --- both sides
 
-    def _merge(self, into: str) -> None:
+    def merge_from(self, into: str) -> None:
         ours = self.heads[into]
         news = [node for node in self.history.nodes[-RECENT:] if node not in ours.ancestors]
         if not news:
@@ -180,7 +188,7 @@ class Player:
         change = lambda resolve: method(self.commits[node], branch, resolve=resolve)  # noqa: E731
         self.agree(branch, recursive.three_way(base.values, ours.values, theirs.values), change, theirs)
 
-    def _revert(self, branch: str) -> None:
+    def take_back(self, branch: str) -> None:
         self.pick(branch, reverts=True)
 
     def agree(

@@ -96,7 +96,7 @@ class Git:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory
-        self._run("init", "-q", "--bare", ".")
+        self.call("init", "-q", "--bare", ".")
 
     def answers(self, history: History, asked: Sequence[Asked]) -> list[Merge]:
         """Return what becomes of the values, but of those in conflict, and which these are."""
@@ -109,14 +109,14 @@ class Git:
             base = len(heads)
             heads += [(each.base, []), (each.ours, [base]), (each.theirs, [base])]
             pairs.append((base + 1, base + 2))
-        names = self._commit(heads)
+        names = self.import_all(heads)
         question = "".join(f"{names[ours]} {names[theirs]}\n" for ours, theirs in pairs)
-        answer = self._run(
+        answer = self.call(
             "merge-tree", "--write-tree", "--stdin", "-z", "--name-only", "--no-messages", stdin=question
         )
-        return [*self._answers(answer, len(pairs))]
+        return [*self.parse(answer, len(pairs))]
 
-    def _commit(self, heads: Iterable[tuple[Node, list[int]]]) -> list[str]:
+    def import_all(self, heads: Iterable[tuple[Node, list[int]]]) -> list[str]:
         lines = []
         count = 0
         for number, (node, parents) in enumerate(heads):
@@ -133,11 +133,11 @@ class Git:
                 text = f"{value}\n"
                 lines += [f"M 644 inline {place}", f"data {len(text)}", text]
         marks = self.directory / "marks"
-        self._run("fast-import", "--quiet", "--force", f"--export-marks={marks}", stdin="\n".join(lines) + "\n")
+        self.call("fast-import", "--quiet", "--force", f"--export-marks={marks}", stdin="\n".join(lines) + "\n")
         found = dict(line.split() for line in marks.read_text().splitlines())
         return [found[f":{number + 1}"] for number in range(count)]
 
-    def _answers(self, answer: str, count: int) -> Iterable[Merge]:
+    def parse(self, answer: str, count: int) -> Iterable[Merge]:
         parts = iter(answer.split("\0"))
         trees, conflicts = [], []
         for _ in range(count):
@@ -149,9 +149,9 @@ class Git:
             trees.append(tree)
             conflicts.append(frozenset(names))
         for tree, names in zip(trees, conflicts, strict=True):
-            files = self._run("ls-tree", tree).splitlines()
+            files = self.call("ls-tree", tree).splitlines()
             blobs = [line.split()[2] for line in files]
-            texts = self._run("cat-file", "--batch=%(objectsize)", stdin="\n".join(blobs) + "\n")
+            texts = self.call("cat-file", "--batch=%(objectsize)", stdin="\n".join(blobs) + "\n")
             values = {}
             for line in files:
                 size, _, texts = texts.partition("\n")
@@ -160,7 +160,7 @@ class Git:
                     values[place] = int(text)
             yield Merge(values, names)
 
-    def _run(self, *arguments: str, stdin: str = "") -> str:
+    def call(self, *arguments: str, stdin: str = "") -> str:
         return subprocess.run(
             ["git", "-C", str(self.directory), *arguments], input=stdin, capture_output=True, text=True, check=True
         ).stdout

@@ -101,40 +101,12 @@ def test_what_both_have_answered_otherwise_is_in_conflict(repo: txstore.Reposito
     assert values(repo, branch="dev") == values(repo)
 
 
-def test_a_field_that_both_have_answered_otherwise(repo: txstore.Repository) -> None:
-    crossed(repo, attributes(units={"of": "K"}, a=1), attributes(units="C", b=2), answers=("ours", "ours"))
-    commit(repo, attributes(c=3), branch="dev")
-    with pytest.raises(txstore.MergeConflictError) as error:
-        repo.merge("dev")
-    assert [each.fields for each in error.value.conflicts if isinstance(each, Conflict)] == [("attributes.units",)]
-    commit(repo, attributes(units="C"))
-    repo.merge("dev")
-    assert dict(zarr.open_array(repo.snapshot(), path="x", mode="r").attrs) == {"units": "C", "a": 1, "b": 2, "c": 3}
-
-
-def test_a_field_in_a_field_in_doubt(repo: txstore.Repository) -> None:
-    crossed(repo, attributes(units={"of": "K", "was": 1}), attributes(units="C"), answers=("ours", "theirs"))
-    commit(repo, attributes(units={"of": "K"}), branch="dev")
-    with pytest.raises(txstore.MergeConflictError) as error:
-        repo.merge("dev")
-    assert [each.fields for each in error.value.conflicts if isinstance(each, Conflict)] == [("attributes.units.was",)]
-
-
 def test_deleted_in_one_and_kept_in_the_other(repo: txstore.Repository) -> None:
     crossed(repo, delete(), put(0, 10), answers=("ours", "ours"))
     assert kinds(repo) == [("x", "deleted")]
     repo.merge("dev", resolve={"x": "theirs"})
     assert values(repo)[0] == 10
     repo.merge("main", "dev")
-
-
-def test_a_chunk_that_one_has_deleted(repo: txstore.Repository) -> None:
-    crossed(repo, put(slice(0, 4), 0), put(slice(1, 3), 9), answers=("ours", "ours"))
-    assert "x/c/0" not in repo.mapping()
-    assert kinds(repo) == [("x", "elements")]
-    commit(repo, put(slice(0, 4), 0), branch="dev")
-    repo.merge("dev")
-    assert "x/c/0" not in repo.mapping()
 
 
 def test_moved_to_two_places(repo: txstore.Repository) -> None:
@@ -154,54 +126,6 @@ def test_which_of_two_places_is_answered(repo: txstore.Repository, answer: str) 
     assert repo.head() != before
     repo.merge("main", "dev")
     assert content(repo) == content(repo, "dev")
-
-
-def test_moved_to_one_place_by_both_answers(repo: txstore.Repository) -> None:
-    crossed(repo, move("x", "a"), move("x", "b"), answers=("ours", "theirs"))
-    commit(repo, put(0, 10, "a"))
-    commit(repo, put(5, 15, "a"), branch="dev")
-    repo.merge("dev")
-    assert values(repo, "a") == [10, 1, 2, 3, 4, 15, 6, 7]
-
-
-def test_moved_by_one_and_changed_by_the_other(repo: txstore.Repository) -> None:
-    crossed(repo, move("x", "a"), put(0, 10))
-    assert values(repo, "a") == values(repo, "a", "dev")
-    commit(repo, put(0, 0, "a"))
-    commit(repo, move("a", "b"), branch="dev")
-    repo.merge("dev")
-    assert values(repo, "b") == [*range(8)]
-
-
-@pytest.mark.parametrize("options", [{}, {"append": "concatenate"}], ids=["", "concatenate"])
-def test_rows_that_both_have_put_in_another_order(repo: txstore.Repository, options: dict[str, Any]) -> None:
-    crossed(repo, append([18, 19]), append([28, 29]), append="concatenate")
-    assert (values(repo)[8:], values(repo, branch="dev")[8:]) == ([18, 19, 28, 29], [28, 29, 18, 19])
-    assert {kind for _, kind in kinds(repo, **options)} == {"elements"}
-    repo.merge("dev", resolve={"": "theirs"}, **options)
-    assert values(repo) == values(repo, branch="dev")
-    assert len(values(repo)) == 12
-
-
-def test_rows_that_both_have_and_new_ones(repo: txstore.Repository) -> None:
-    repo.branches["dev"] = repo.head()
-    commit(repo, append([8, 9]))
-    repo.branches["was"] = repo.head()
-    commit(repo, put(0, 10), branch="dev")
-    repo.merge("dev")
-    repo.merge("was", "dev")
-    commit(repo, append([18]))
-    commit(repo, append([28]), branch="dev")
-    assert kinds(repo) == [("x", "elements")]
-    repo.merge("dev", append="concatenate")
-    assert values(repo) == [10, *range(1, 10), 18, 28]
-
-
-def test_two_arrays_of_one_name(repo: txstore.Repository) -> None:
-    crossed(repo, create(path="y"), create(4, path="y"), answers=("ours", "ours"))
-    assert kinds(repo) == [("y", "structure")]
-    repo.merge("dev", resolve={"y": "theirs"})
-    assert values(repo, "y") == [*range(4)]
 
 
 def test_a_structure_that_both_have_chosen(repo: txstore.Repository) -> None:

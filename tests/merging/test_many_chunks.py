@@ -37,28 +37,6 @@ def some(shape: tuple[int, ...], dtype: Any, seed: int) -> Any:
     return numbers.astype(dtype)
 
 
-@pytest.mark.filterwarnings("ignore::zarr.errors.UnstableSpecificationWarning")
-@pytest.mark.parametrize("name", ARRAYS)
-def test_each_element_is_of_the_side_that_changed_it(name: str) -> None:
-    repo = txstore.Repository(tempfile.mkdtemp() + "/data.tx", durability="none")
-    options = ARRAYS[name]
-    shape, dtype = options["shape"], np.dtype(options["dtype"])
-    with repo.transaction() as store:
-        base = zarr.create_array(store, name="x", **options)
-        base[...] = expected = some(shape, dtype, 0)
-    repo.branches["dev"] = repo.head()
-    changes = np.random.default_rng(9).integers(0, 3, shape)  # 1: by ours, 2: by theirs
-    for branch, mine in (("main", 1), ("dev", 2)):
-        with repo.transaction(branch=branch) as store:
-            array = zarr.open_array(store, path="x")
-            expected = np.where(changes == mine, some(shape, dtype, mine), expected)
-            values = np.asarray(array[...])
-            array[...] = np.where(changes == mine, some(shape, dtype, mine), values)
-    repo.merge("dev")
-    assert np.asarray(zarr.open_array(repo.snapshot(), path="x", mode="r")[...]).tobytes() == expected.tobytes()
-    assert repo.verify().faults == []
-
-
 def test_one_chunk_that_can_not_be_decoded_is_a_conflict_alone() -> None:
     repo = txstore.Repository(tempfile.mkdtemp() + "/data.tx", durability="none")
     with repo.transaction() as store:

@@ -110,53 +110,13 @@ def test_a_move_beside_a_change(repo: txstore.Repository, way: str, move: Change
         WAYS[way](repo, move, write)
 
 
-@pytest.mark.parametrize("way", ["ours moves", "theirs moves", "moved first"])
-def test_a_new_length_alone_goes_with_a_shift(repo: txstore.Repository, way: str) -> None:
-    create(repo, np.full(SHAPE, 5), chunks=(4, 3))
-    WAYS[way](repo, lambda store: store.shift("x", {0: 4}), lengthen)
-    np.testing.assert_array_equal(values(repo)[:, 0], [0] * 4 + [5] * 9 + [0] * 7)
-
-
 def test_a_transaction_that_moves_rows_is_not_merged(repo: txstore.Repository) -> None:
     create(repo, np.full(SHAPE, 5), chunks=(4, 3))
     with pytest.raises(txstore.ConflictError):
         at_once(repo, lengthen, lambda store: store.shift("x", {0: 4}))
 
 
-@pytest.mark.parametrize("way", WAYS)
-def test_rows_that_are_inserted_in_the_middle(repo: txstore.Repository, way: str) -> None:
-    repo.upsert(numbered([1, 5]))
-    insert = lambda store: txstore.upsert(numbered([3]), store, dim="time", missing="insert")  # noqa: E731
-    with pytest.raises(CONFLICTS):
-        WAYS[way](repo, insert, put(np.s_[1], 7, path="v"))
-
-
-def test_attributes_of_one_side_and_moves_of_the_other(repo: txstore.Repository) -> None:
-    repo.upsert(numbered([5, 6]))
-    on_branches(repo, prepend(1), lambda store: zarr.open_array(store, path="v").attrs.update(units="K"))
-    assert stored(repo).v.values.tolist() == [10, 50, 60]
-    assert stored(repo).v.attrs["units"] == "K"
-
-
 # --- how far rows have moved is not which rows they are
-@pytest.mark.parametrize("writer_merges", [False, True])
-@pytest.mark.parametrize("moves", [[roll(2), prepend(7, 8, value=0)], [shift(-2), shift(2)]])
-def test_moves_that_add_up_to_none(repo: txstore.Repository, moves: list[Change], writer_merges: bool) -> None:
-    """The element that was written is another one by now, and has the value that the base had."""
-    repo.upsert(numbered([10, 11, 12, 13]).assign(v=("time", np.zeros(4))))
-    repo.branches["dev"] = "main"
-    run(repo, "dev", correct(10, 1))
-    run(repo, "main", *moves)
-    with pytest.raises(txstore.MergeConflictError):
-        repo.merge(*(("dev", "main") if writer_merges else ("main", "dev")))
-
-
-def test_a_move_that_was_picked_is_the_same_move(repo: txstore.Repository) -> None:
-    repo.upsert(numbered([5, 6]))
-    repo.branches["dev"] = "main"
-    repo.cherry_pick(run(repo, "dev", prepend(1)))
-    repo.merge("dev")
-    assert stored(repo).v.values.tolist() == [10, 50, 60]
 
 
 def test_a_correction_after_a_move_that_was_picked(repo: txstore.Repository) -> None:
@@ -170,23 +130,6 @@ def test_a_correction_after_a_move_that_was_picked(repo: txstore.Repository) -> 
     assert [(each.path, each.kind, each.region) for each in raised.value.conflicts] == [("v", "elements", np.s_[0:1,])]
     repo.merge("dev", resolve={"v": "theirs"})
     assert stored(repo).v.values.tolist() == [0, 0, 0]
-
-
-def test_a_pick_of_what_the_branch_has_undoes_nothing(repo: txstore.Repository) -> None:
-    repo.upsert(numbered([5, 6]).assign(v=("time", np.zeros(2))))
-    picked = run(repo, "main", prepend(1, value=2))
-    run(repo, "main", correct(1, 0))
-    with pytest.raises(txstore.MergeConflictError):
-        repo.cherry_pick(picked)
-
-
-def test_branches_that_prepended_different_labels(repo: txstore.Repository) -> None:
-    repo.upsert(numbered([5, 6]).assign(v=("time", np.zeros(2))))
-    repo.branches["dev"] = "main"
-    run(repo, "main", prepend(1, value=0))
-    run(repo, "dev", prepend(2, value=0))
-    with pytest.raises(txstore.MergeConflictError):
-        repo.cherry_pick(run(repo, "dev", correct(2, 7)))
 
 
 def test_chunks_that_both_have_made_anew_are_not_those_of_the_base(repo: txstore.Repository) -> None:
@@ -204,24 +147,6 @@ def test_chunks_that_both_have_made_anew_are_not_those_of_the_base(repo: txstore
     run(repo, "dev", put(0, 256))
     with pytest.raises(txstore.MergeConflictError):
         repo.merge("dev")
-
-
-def test_a_revert_of_what_was_written_before_a_move(repo: txstore.Repository) -> None:
-    create(repo, np.full(SHAPE, 5), chunks=(4, 3))
-    written = run(repo, "main", put(np.s_[5, 5], 7))
-    run(repo, "main", lambda store: store.shift("x", {0: 2}, fill=5))
-    with pytest.raises(txstore.MergeConflictError):
-        repo.revert(written)
-
-
-def test_a_revert_of_a_move(repo: txstore.Repository) -> None:
-    create(repo, np.full(SHAPE, 5), chunks=(4, 3))
-    repo.revert(run(repo, "main", lambda store: store.shift("x", {0: 2}, fill=5)))
-    assert zarr.open_array(repo.snapshot(), path="x", mode="r").attrs.asdict() == {}
-    moved = run(repo, "main", lambda store: store.shift("x", {0: 2}, fill=5))
-    run(repo, "main", put(np.s_[7, 5], 7))
-    with pytest.raises(txstore.MergeConflictError):
-        repo.revert(moved)
 
 
 # --- no write drops what says that rows have moved
@@ -274,13 +199,6 @@ def test_attributes_that_an_answer_writes(repo: txstore.Repository) -> None:
     moved = dict(zarr.open_array(repo.snapshot(), path="x", mode="r").attrs)
     assert moved["units"] == "F"
     assert ATTRIBUTE in moved
-
-
-def test_an_array_that_is_made_anew_has_not_moved(repo: txstore.Repository) -> None:
-    create(repo, np.zeros(4), chunks=(2,))
-    run(repo, "main", lambda store: store.shift("x", {0: 1}))
-    run(repo, "main", lambda store: zarr.create_array(store, name="x", shape=(4,), dtype=float, overwrite=True))
-    assert not dict(zarr.open_array(repo.snapshot(), path="x", mode="r").attrs)
 
 
 # --- arrays that share a dimension

@@ -6,12 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from typer.testing import CliRunner
 
 import txstore
 from tests.merging.test_repository import commit
 from tests.merging.test_three_way import Step, root
-from txstore.cli.main import app
 
 
 def create(zarr_format: int) -> Step:
@@ -36,20 +34,6 @@ def repo(tmp_path: Any, request: pytest.FixtureRequest) -> txstore.Repository:
     commit(repo, create(request.param))
     repo.branches["dev"] = repo.head()
     return repo
-
-
-def test_what_one_side_has_changed_is_taken(repo: txstore.Repository) -> None:
-    commit(repo, put(2), branch="dev")
-    commit(repo, lambda store: zarr.open_array(store, path="n").attrs.update(units="K"))
-    repo.merge("dev")
-    assert value(repo) == 2
-
-
-def test_both_to_the_same(repo: txstore.Repository) -> None:
-    commit(repo, put(2), branch="dev")
-    commit(repo, put(2))
-    repo.merge("dev")
-    assert value(repo) == 2
 
 
 def test_a_conflict_says_what_the_sides_have(repo: txstore.Repository) -> None:
@@ -95,30 +79,6 @@ def test_an_answer_of_a_wrong_shape(repo: txstore.Repository) -> None:
         repo.merge("dev", resolve={"n": lambda _: np.zeros(1, "i8")})
 
 
-def test_cherry_pick_and_revert(repo: txstore.Repository) -> None:
-    made = commit(repo, put(2), branch="dev")
-    repo.cherry_pick(made)
-    assert value(repo) == 2
-    head = repo.head()
-    assert head is not None
-    repo.revert(head)
-    assert value(repo) == 1
-    commit(repo, put(5))
-    with pytest.raises(txstore.MergeConflictError):
-        repo.revert(head)
-    with pytest.raises(txstore.MergeConflictError):
-        repo.cherry_pick(made)
-    repo.cherry_pick(made, resolve={"n": "theirs"})
-    assert value(repo) == 2
-
-
-def test_the_fill_value_is_a_value(repo: txstore.Repository) -> None:
-    commit(repo, put(0), branch="dev")
-    commit(repo, put(3))
-    repo.merge("dev", resolve={"n": "theirs"})
-    assert value(repo) == 0
-
-
 def test_between_transactions(repo: txstore.Repository) -> None:
     with repo.transaction(on_conflict="merge") as store:
         put(2)(store)
@@ -129,26 +89,3 @@ def test_between_transactions(repo: txstore.Repository) -> None:
         commit(repo, put(4))
     assert [each.kind for each in error.value.conflicts] == ["elements"]
     assert value(repo) == 4
-
-
-def test_diff_and_blame(repo: txstore.Repository) -> None:
-    made = commit(repo, put(2))
-    diff = repo.diff(0, 1)
-    assert [(node.path, node.change, node.regions) for node in diff] == [("n", "changed", [()])]
-    assert [(part.before.item(), part.after.item()) for part in diff.values("n")] == [(1, 2)]
-    assert "n" in str(diff)
-    blame = repo.blame("n")
-    assert (blame.chunks.shape, blame[()]) == ((), made)
-    assert [(commit, chunks) for commit, chunks, _ in blame.rows()] == [(made, 1), (repo.commit(0), 0)]
-    assert blame.as_dict()["chunks"] == 0
-    assert blame._repr_html_()
-
-
-def test_from_the_command_line(repo: txstore.Repository) -> None:
-    commit(repo, put(2), branch="dev")
-    commit(repo, put(3))
-    found = CliRunner().invoke(app, ["merge", repo.url, "dev"])
-    assert (found.exit_code, "[()]" in found.output) == (1, True)
-    found = CliRunner().invoke(app, ["merge", repo.url, "dev", "--resolve", "n=theirs"])
-    assert found.exit_code == 0, found.output
-    assert value(repo) == 2

@@ -1,8 +1,5 @@
 """Commits with `on_conflict="merge"`: what others have committed since is put together with what is staged."""
 
-import subprocess
-import sys
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -170,28 +167,6 @@ def test_on_each_new_head(repo: txstore.Repository, monkeypatch: pytest.MonkeyPa
     assert head(repo)[:4].tolist() == [10, 21, 12, 13]
 
 
-def test_a_conflict_after_what_was_put_together(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
-    mine = repo.transaction(on_conflict="merge")
-    rewrite(mine, 0, 10)
-    others, real = [(1, 11), (0, 12)], Draft.catch_up
-
-    def catch_up(self: Draft) -> Any:
-        while others and self.staging.settle_conflicts is not None:
-            at, value = others.pop(0)
-            with txstore.Repository(repo.url).transaction() as store:
-                rewrite(store, at, value)
-            real(self)
-        return real(self)
-
-    monkeypatch.setattr(Draft, "catch_up", catch_up)
-    with pytest.raises(txstore.ConflictError) as error:
-        mine.commit()
-    assert [each.region for each in error.value.conflicts] == [(slice(0, 1),)]
-    assert opened(mine)[:2].tolist() == [10, 1]
-    assert head(repo)[:2].tolist() == [12, 11]
-    mine.rollback()
-
-
 def test_a_constraint_is_checked_on_what_comes_of_it(repo: txstore.Repository) -> None:
     repo.constraints["version"] = RequiredAttributes("x", ["version"])
     mine = repo.transaction(on_conflict="merge")
@@ -240,40 +215,3 @@ def test_what_it_is_not_for(repo: txstore.Repository) -> None:
             repo.transaction(on_conflict="merge", **options)
     with pytest.raises(ValueError, match="on_conflict='theirs'"):
         repo.begin(on_conflict="theirs")
-
-
-_COUNTING = """
-import sys, txstore, zarr
-url, place = sys.argv[1], int(sys.argv[2])
-def work(store):
-    array = zarr.open_array(store, path="x")
-    values = array[:]
-    values[place] += 1
-    array[:] = values
-for _ in range(6):
-    txstore.Repository(url).run(work, on_conflict="merge", retries=0)
-"""
-
-
-@pytest.mark.long
-def test_processes_that_write_one_chunk_whole(repo: txstore.Repository) -> None:
-    """None of them conflicts, and nothing is lost."""
-    processes = [subprocess.Popen([sys.executable, "-c", _COUNTING, repo.url, str(place)]) for place in range(3)]
-    assert [process.wait(120) for process in processes] == [0, 0, 0]
-    assert head(repo)[:4].tolist() == [6, 7, 8, 3]
-
-
-def test_it_is_there_after_a_vacuum_and_in_a_backup(repo: txstore.Repository, tmp_path: Path) -> None:
-    mine = repo.transaction(on_conflict="merge")
-    rewrite(mine, 0, 10)
-    opened(mine).attrs["units"] = "K"
-    with repo.transaction() as store:
-        rewrite(store, 1, 11)
-        opened(store).attrs["title"] = "t"
-    mine.commit()
-    repo.optimize()
-    repo.vacuum(keep=1)
-    repo.backup(tmp_path / "copy.tx")
-    for each in (repo, txstore.Repository(tmp_path / "copy.tx")):
-        assert head(each)[:].tolist() == [10, 11, *range(2, 8)]
-        assert dict(head(each).attrs) == {"version": 1, "units": "K", "title": "t"}

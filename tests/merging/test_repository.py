@@ -120,37 +120,6 @@ def test_bad_branches(repo: txstore.Repository, tmp_path: Any) -> None:
         txstore.Repository(tmp_path / "other.tx").merge("dev")
 
 
-def test_a_merge_beside_a_commit(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is made anew on the head that has come meanwhile."""
-    from txstore.merging import merge_commits
-
-    commit(repo, put(0, 10), branch="dev")
-    real, meanwhile = merge_commits.apply, [put(0, 5), put(4, 14)]
-
-    def apply(*arguments: Any) -> None:
-        real(*arguments)
-        if meanwhile:
-            commit(repo, meanwhile.pop())
-
-    monkeypatch.setattr(merge_commits, "apply", apply)
-    with pytest.raises(txstore.MergeConflictError):
-        meanwhile[:] = [put(0, 5)]
-        repo.merge("dev")
-    commit(repo, put(0, 0))
-    meanwhile[:] = [put(4, 14)]
-    repo.merge("dev", resolve={"x": "theirs"})
-    assert values(repo)[:5] == [10, 1, 2, 3, 14]
-
-
-def test_appended_on_both(repo: txstore.Repository) -> None:
-    commit(repo, append([18, 19]), branch="dev")
-    commit(repo, append([8, 9, 10]))
-    with pytest.raises(txstore.MergeConflictError, match="appended"):
-        repo.merge("dev")
-    repo.merge("dev", append="concatenate")
-    assert values(repo)[8:] == [8, 9, 10, 18, 19]
-
-
 # --- one commit
 def test_cherry_pick(repo: txstore.Repository) -> None:
     commit(repo, put(0, 10), branch="dev")
@@ -188,12 +157,3 @@ def test_revert_of_the_first_commit(repo: txstore.Repository) -> None:
     commit(repo, create(path="y"))
     with pytest.raises(txstore.MergeConflictError, match="'/': one has deleted the node"):
         repo.revert(0)
-
-
-def test_on_a_branch(repo: txstore.Repository) -> None:
-    made = commit(repo, put(0, 10))
-    repo.cherry_pick(made, branch="dev")
-    assert values(repo, branch="dev")[0] == 10
-    repo.revert(repo.head("dev"), branch="dev")
-    assert values(repo, branch="dev")[0] == 0
-    assert values(repo)[0] == 10

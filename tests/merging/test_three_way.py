@@ -71,15 +71,6 @@ def test_strictly_equal_changes_conflict(tmp_path):
     assert [(each.kind, each.region) for each in found.plan.conflicts] == [("elements", (slice(0, 1),))]
 
 
-def test_an_element_that_both_have_changed(tmp_path):
-    (conflict,) = merged(tmp_path, BASE, put(slice(4, 7), 10), put(slice(5, 8), 20)).plan.conflicts
-    assert (conflict.path, conflict.kind, conflict.region) == ("x", "elements", (slice(5, 7),))
-    assert [side().tolist() for side in (conflict.base, conflict.ours)] == [[5, 6], [10, 10]]
-    assert conflict.mask().tolist() == [True, True]
-    assert "'x'[5:7]" in str(conflict)
-    assert "5:7" in conflict._repr_html_()
-
-
 @pytest.mark.parametrize(
     ("answer", "expected"),
     [
@@ -104,26 +95,6 @@ def test_an_answer_of_a_wrong_shape_or_dtype(tmp_path, wrong):
 def test_an_unknown_answer(tmp_path):
     with pytest.raises(ValueError, match="'mine'"):
         merged(tmp_path, BASE, put(0, 1), put(1, 1), {"x": "mine"})
-
-
-def test_attributes_key_by_key(tmp_path):
-    base = all_of(BASE, attributes(units="K", nested={"a": 1, "b": 2}, gone=1))
-
-    def drop(store: txstore.TxStore) -> None:
-        del zarr.open(store, path="x").attrs["gone"]
-
-    found = merged(
-        tmp_path, base, all_of(attributes(units="C", nested={"a": 1, "b": 3}), drop),
-        attributes(title="t", nested={"a": 5, "b": 2, "c": 1}),
-    )  # fmt: skip
-    assert dict(found.array().attrs) == {"units": "C", "nested": {"a": 5, "b": 3, "c": 1}, "title": "t"}
-
-
-def test_an_attribute_that_both_have_changed(tmp_path):
-    (conflict,) = merged(tmp_path, BASE, attributes(units="K"), attributes(units="C")).plan.conflicts
-    assert (conflict.kind, conflict.fields) == ("document", ("attributes.units",))
-    assert conflict.theirs()["attributes"] == {"units": "C"}
-    assert conflict.base()["attributes"] == {}
 
 
 def test_answers_for_documents(tmp_path):
@@ -275,17 +246,6 @@ def test_one_behind_the_other(tmp_path, base, ours, theirs, taken):
     expected = [*range(2 * base), *range(100, 100 + 2 * ours), *range(200, 200 + 2 * theirs)]
     assert np.ravel(found.values()).tolist() == expected
     assert len(found.plan.taken) == taken
-
-
-def test_one_behind_the_other_with_changes_before(tmp_path):
-    sides = (
-        all_of(rows("x", 3, 100), put((0, 0), 7), put((5, 0), 8)),
-        all_of(rows("x", 2, 200), put((1, 0), 9), put((4, 1), 6)),
-    )
-    found = merged(tmp_path, all_of(root, table(6)), *sides, concatenates=True).values()
-    assert found[:6] == [[7, 1], [9, 3], [4, 5], [6, 7], [8, 6], [8, 11]]
-    assert np.ravel(found[6:]).tolist() == [*range(100, 106), *range(200, 204)]
-    assert [each.kind for each in merged(tmp_path, all_of(root, table(6)), *sides).plan.conflicts] == ["append"]
 
 
 def test_arrays_of_one_dimension_are_appended_to_together(tmp_path):

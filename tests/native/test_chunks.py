@@ -289,6 +289,7 @@ def test_compressors_and_what_only_looks_compressed(chunks: Any, codec: Any, aro
         ({"fill": b"12345"}, ValueError),
         ({"strides": (4, 4)}, ValueError),
         ({"codecs": (("nothing",),)}, ValueError),
+        ({"codecs": (5,)}, TypeError),
         ({"inner": (3, 2)}, ValueError),
         ({"inner": (2,)}, ValueError),
         ({"inner": (2, 2, 2)}, ValueError),

@@ -8,7 +8,6 @@ import os
 import subprocess
 import sys
 import threading
-import time
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -113,15 +112,6 @@ def test_arrays_of_other_stores_stay_with_zarr(around: Callable[[], Any]) -> Non
     assert threads_of(lambda: z.__setitem__(slice(None), 1)) == {zarr.core.sync.iothread[0]}
 
 
-def test_a_call_with_a_timeout_stays_with_zarr(store: txstore.TxStore) -> None:
-    z = create(store)
-    with zarr.config.set({"async.timeout": TIMEOUT}):
-        group = zarr.open_group(store)
-        group.attrs["a"] = 1
-    z[...] = 1
-    assert zarr.open_group(store).attrs["a"] == 1
-
-
 def test_a_thread_that_runs_an_event_loop_may_call(store: txstore.TxStore) -> None:
     """A notebook does: zarr's loop runs the call then."""
     z = create(store)
@@ -159,47 +149,6 @@ print(any(thread.name == "zarr_io" for thread in threading.enumerate()))
         environment = {**os.environ, "TXSTORE_CALLING_THREAD": word}
         run = subprocess.run([sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True)
         assert run.stdout.strip() == uses_zarr
-
-
-@pytest.mark.skipif(not os.path.isdir("/proc/self/fd"), reason="the system does not list open files")
-def test_a_thread_that_calls_opens_no_file(store: txstore.TxStore) -> None:
-    z = create(store)
-    z[...] = 1
-    before = len(os.listdir("/proc/self/fd"))
-    ready = threading.Barrier(51)
-
-    def read() -> None:
-        assert z[0] == 1
-        ready.wait(TIMEOUT)
-        ready.wait(TIMEOUT)
-
-    threads = [threading.Thread(target=read) for _ in range(50)]
-    for thread in threads:
-        thread.start()
-    ready.wait(TIMEOUT)
-    during = len(os.listdir("/proc/self/fd"))
-    ready.wait(TIMEOUT)
-    for thread in threads:
-        thread.join()
-    assert during - before < len(threads)  # other tests' files may be closed, and a map opened, meanwhile
-
-
-def test_a_forked_child_calls_too(store: txstore.TxStore) -> None:
-    z = create(store)
-    z[...] = 1
-    store.commit()
-    child = os.fork()
-    if not child:
-        os._exit(0 if z[...].tolist() == [1] * 8 else 1)
-    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
-    assert z[...].tolist() == [1] * 8
-
-
-def test_many_threads_call_at_once(store: txstore.TxStore) -> None:
-    z = create(store, shape=128)
-    with ThreadPoolExecutor(8) as pool:
-        list(pool.map(lambda at: z.__setitem__(slice(2 * at, 2 * at + 2), at), range(64)))
-    assert z[::2].tolist() == list(range(64))
 
 
 def test_what_a_thread_has_returned_is_not_kept_until_the_call_ends(store: txstore.TxStore) -> None:
@@ -300,28 +249,6 @@ def test_what_a_thread_has_begun_is_refused_once_the_call_has_failed(store: txst
 
 
 # --- interrupts
-@pytest.mark.parametrize("places", [*range(0, 60, 3), *range(60, 400, 17)])
-def test_an_interrupt_at_any_point_leaves_a_store_that_can_be_used(store: txstore.TxStore, places: int) -> None:
-    z = create(store)
-    z[...] = 1
-    store.commit()
-    z = zarr.open_array(store, path="x")
-    is_interrupted = False
-    try:
-        with ignored_in_finalizers(), interrupted_after(places):
-            z[...] = 2
-    except KeyboardInterrupt:
-        is_interrupted = True
-    began = time.monotonic()
-    if is_interrupted:
-        store.rollback()
-    store.commit()
-    z = zarr.open_array(store, path="x")
-    assert z[...].tolist() == ([1] * 8 if is_interrupted else [2] * 8)
-    z[...] = 3
-    store.commit()
-    assert zarr.open_array(store, path="x")[...].tolist() == [3] * 8
-    assert time.monotonic() - began < TIMEOUT / 2
 
 
 @pytest.mark.parametrize("pipeline", PIPELINES.values())
@@ -343,16 +270,6 @@ def test_what_an_interrupt_has_cut_is_not_committed(store: txstore.TxStore, pipe
             assert values == [values[0]] * 8
             outcomes.add(values[0] == places + 1)
         assert outcomes == {False, True}
-
-
-def test_a_read_that_is_interrupted_fails_nothing(store: txstore.TxStore) -> None:
-    z = create(store)
-    z[...] = 1
-    for places in range(0, 120, 5):
-        with suppress(KeyboardInterrupt), ignored_in_finalizers(), interrupted_after(places):
-            z[...]
-    store.commit()
-    assert z[...].tolist() == [1] * 8
 
 
 def test_an_interrupt_where_the_loop_stops_leaves_no_loop_running(store, monkeypatch):

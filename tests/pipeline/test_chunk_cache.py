@@ -1,8 +1,6 @@
 """Reads through the cache of decoded chunks: the same elements, of each snapshot its own, in bounded memory."""
 
-import pickle
 from collections.abc import Callable
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -11,8 +9,6 @@ import pytest
 import zarr
 
 import txstore
-from tests.tools.far_away import Requests
-from tests.tools.workers import run_threads
 from txstore.codecs.chunk_cache import ChunkCache, parse_size
 
 SHAPE = (37, 53)  # the last chunks reach beyond the array
@@ -75,24 +71,6 @@ def test_any_selection_has_the_same_elements(repo: txstore.Repository, name: str
     assert repo.chunk_cache.hits > repo.chunk_cache.misses > 0
     mask = random.random(SHAPE) < 0.01
     np.testing.assert_array_equal(z.vindex[mask], data[mask])
-
-
-def test_a_chunk_is_decoded_once(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
-    z, data = array_of(repo, "gzip")
-    decoded: list[int] = []
-    decode = zarr.codecs.GzipCodec._decode_sync if hasattr(zarr.codecs.GzipCodec, "_decode_sync") else None
-    if decode is not None:
-
-        def counted(self: Any, *arguments: Any) -> Any:
-            decoded.append(1)
-            return decode(self, *arguments)
-
-        monkeypatch.setattr(zarr.codecs.GzipCodec, "_decode_sync", counted)
-    for _ in range(3):
-        assert (z[0:5, 0:7] == data[0:5, 0:7]).all()
-        assert z[3, 4] == data[3, 4]
-    assert (repo.chunk_cache.hits, repo.chunk_cache.misses, len(repo.chunk_cache)) == (5, 1, 1)
-    assert len(decoded) <= 1
 
 
 def test_each_snapshot_has_its_own(repo: txstore.Repository) -> None:
@@ -164,29 +142,6 @@ def test_fields_and_other_types_go_past_it(repo: txstore.Repository) -> None:
         assert group["scalar"][()] == 7
 
 
-def test_threads_share_it(repo: txstore.Repository) -> None:
-    z, data = array_of(repo, "shards")
-    wrong: list[Any] = []
-
-    def read(seed: int) -> None:
-        random = np.random.default_rng(seed)
-        for _ in range(50):
-            selection = some_selection(random)
-            if not np.array_equal(z[selection], data[selection]):
-                wrong.append(selection)
-
-    run_threads(*(partial(read, seed) for seed in range(8)))
-    assert not wrong
-
-
-def test_a_pickle_has_one_of_the_same_size(repo: txstore.Repository) -> None:
-    z, data = array_of(repo, "zstd")
-    again = pickle.loads(pickle.dumps(z))
-    assert [again[0, 0] for _ in range(4)] == [data[0, 0]] * 4  # the first one finds the snapshot
-    assert again.store._engine.chunk_cache.capacity == 1 << 20
-    assert again.store._engine.chunk_cache.hits == 2
-
-
 def test_what_is_erased_is_not_kept(repo: txstore.Repository) -> None:
     z, data = array_of(repo, "zstd")
     commit = repo.head()
@@ -218,18 +173,6 @@ def test_damage_is_an_error_each_time(tmp_path: Path) -> None:
         with pytest.raises(txstore.CorruptionError):
             z[0, 0]
     assert len(repo.chunk_cache) == 0
-
-
-def test_a_second_read_makes_no_request(far: None, requests: Requests) -> None:
-    repo = txstore.Repository(f"memory://chunk-cache-{id(requests)}/data.tx", chunk_cache="1 MiB")
-    for name in ("gzip", "shards"):
-        z, data = array_of(repo, name)
-        assert z[0, 0] == data[0, 0]
-        requests.clear()
-        assert z[1, 1] == data[1, 1]
-        assert requests == []
-        with repo.transaction() as store:
-            del zarr.open_group(store)["x"]
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Long chunks of a repository that is read by ranges: they are read to where they are wanted, if they lie so."""
 
-import threading
 import uuid
 from typing import Any
 
@@ -13,7 +12,6 @@ import txstore
 from tests.tools.inside import objects_of
 from txstore.errors import CorruptionError
 from txstore.format import names
-from txstore.pipeline import codec_pipeline
 from txstore.segments import range_planning, ranged_packs, ranged_runs
 from txstore.segments.ranged_packs import PackReader
 from txstore.storage import kept
@@ -72,25 +70,6 @@ def test_whole_chunks_are_read_to_their_place_where_it_is_in_one_piece(pieces: l
     assert len(pieces) <= 2  # of the first, the chunks that are read whole
 
 
-def test_some_are_on_their_way_while_others_are_copied(pieces: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is in memory of their own does not count: there is none."""
-    wide = np.arange(1, 8001, dtype="i4")
-    repo = txstore.Repository(f"memory://{uuid.uuid4().hex}")
-    with repo.transaction() as store:
-        zarr.create_array(store, name="x", shape=wide.shape, chunks=(1000,), dtype="i4", compressors=None)[:] = wide
-    monkeypatch.setattr(codec_pipeline, "_FETCHED", 4000)
-    monkeypatch.setattr(codec_pipeline, "_UNDER_WAY", 4000)
-    meet, read_into = threading.Barrier(4), PackReader.read_into
-
-    def met(reader: PackReader, offset: int, place: Any) -> None:
-        meet.wait(30)
-        read_into(reader, offset, place)
-
-    monkeypatch.setattr(PackReader, "read_into", met)
-    assert np.array_equal(opened(repo)[:], wide)
-    assert pieces == [4000] * 8
-
-
 def test_a_long_value_without_axes_is_read_to_the_array_and_not_to_a_copy(pieces: list[int]) -> None:
     data = np.array(np.void(b"a" * 2000))
     with (repo := txstore.Repository(f"memory://{uuid.uuid4().hex}")).transaction() as store:
@@ -129,18 +108,6 @@ def test_a_long_value_that_is_damaged_is_an_error(pieces: list[int]) -> None:
     with pytest.raises(CorruptionError, match="checksum mismatch"):
         array[:]
     assert np.array_equal(array[:1800], wide[:1800])
-
-
-def test_what_is_staged_is_read_and_not_what_lies_below_it(pieces: list[int]) -> None:
-    wide = np.arange(1, 9001, dtype="i4")
-    repo = txstore.Repository(f"memory://{uuid.uuid4().hex}")
-    with repo.transaction() as store:
-        zarr.create_array(store, name="x", shape=wide.shape, chunks=(900,), dtype="i4", compressors=None)[:] = wide
-    with repo.transaction() as store:
-        array = zarr.open_array(store, path="x")
-        array[900:1800] = wide[900:1800] = 7
-        assert np.array_equal(array[:], wide)
-    assert np.array_equal(opened(repo)[:], wide)
 
 
 def test_two_that_read_and_write_a_long_value_are_in_conflict(pieces: list[int]) -> None:

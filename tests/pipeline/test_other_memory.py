@@ -22,7 +22,7 @@ class DeviceArray:
     __cuda_array_interface__: ClassVar[dict[str, Any]] = {}
 
     def __init__(self, values: np.ndarray[Any, Any]) -> None:
-        self._values = values
+        self.values = values
 
     def __array__(self, *_: Any, **__: Any) -> Any:
         raise TypeError("Implicit conversion to a NumPy array is not allowed. Please use `.get()`.")
@@ -36,24 +36,24 @@ class DeviceArray:
         return on_device(getattr(function, method)(*map(in_memory, arguments), **named))
 
     def __getattr__(self, name: str) -> Any:
-        found = getattr(self._values, name)
+        found = getattr(self.values, name)
         if not callable(found) or name == "dtype":
             return on_device(found)
         return lambda *arguments, **named: on_device(found(*map(in_memory, arguments), **named))
 
     def __getitem__(self, key: Any) -> Any:
-        return on_device(np.asarray(self._values[in_memory(key)]))
+        return on_device(np.asarray(self.values[in_memory(key)]))
 
     def __setitem__(self, key: Any, value: Any) -> None:
         if isinstance(value, np.ndarray) and value.ndim:
             raise TypeError("Unsupported type <class 'numpy.ndarray'>")
-        self._values[in_memory(key)] = in_memory(value)
+        self.values[in_memory(key)] = in_memory(value)
 
     def __len__(self) -> int:
-        return len(self._values)
+        return len(self.values)
 
     def __eq__(self, other: object) -> Any:
-        return on_device(self._values == in_memory(other))
+        return on_device(self.values == in_memory(other))
 
     __hash__ = None  # type: ignore[assignment]
 
@@ -65,7 +65,7 @@ def on_device(value: Any) -> Any:
 def in_memory(value: Any) -> Any:
     if isinstance(value, list | tuple):
         return type(value)(map(in_memory, value))
-    return value._values if isinstance(value, DeviceArray) else value
+    return value.values if isinstance(value, DeviceArray) else value
 
 
 @pytest.fixture

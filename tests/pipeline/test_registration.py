@@ -11,13 +11,11 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from zarr.core.codec_pipeline import BatchedCodecPipeline
 from zarr.storage import LocalStore, LoggingStore, MemoryStore
 
 import txstore
 import txstore.pipeline
 from txstore.codecs import layout
-from txstore.pipeline import TxCodecPipeline, codec_pipeline
 from txstore.pipeline.codec_pipeline import zarr_default
 
 STORES: dict[str, Any] = {
@@ -77,27 +75,6 @@ def test_other_stores_have_what_they_would_have(tmp_path: Path, name: str, shard
     assert (z[...] == 1).all()
     if name == "around one of ours":
         store._store.rollback()
-
-
-def test_an_array_that_is_not_read_makes_none(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    with txstore.TxStore(tmp_path / "data.tx") as store:
-        create(store, compressors=None)[...] = 3
-    made = []
-    for name in ("layout_of", "zarr_pipeline"):
-        make = getattr(codec_pipeline, name)
-        monkeypatch.setattr(
-            codec_pipeline, name, lambda *of, name=name, make=make, **how: made.append(name) or make(*of, **how)
-        )
-    z = zarr.open_array(txstore.TxStore(tmp_path / "data.tx", read_only=True), path="x", mode="r")
-    assert not made
-    assert (z[...] == 3).all()
-    assert made == ["layout_of"]
-
-
-def test_shards_have_zarrs_own_pipeline_inside(tmp_path: Path) -> None:
-    with txstore.TxStore(tmp_path / "data.tx") as store:
-        codec = create(store, shards=(4, 4)).metadata.codecs[0]
-    assert type(getattr(codec, "codec_pipeline", None) or BatchedCodecPipeline.from_codecs([])) is not TxCodecPipeline
 
 
 @pytest.mark.parametrize(

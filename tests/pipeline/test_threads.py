@@ -53,26 +53,6 @@ def test_unaligned_tiles(store: txstore.TxStore, kind: str, shared: bool) -> Non
         assert (zarr.open_array(store, path="x")[...] == expected).all()
 
 
-def test_columns_rows_masks_and_points(store: txstore.TxStore) -> None:
-    z = zarr.create_array(store, name="x", shape=(SIZE, SIZE), chunks=(8, 8), dtype="i4")
-
-    def column(at: int) -> None:
-        z.oindex[:, [at, SIZE - 1 - at]] = at + 1
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(column, range(SIZE // 2)))
-    expected = [min(at, SIZE - 1 - at) + 1 for at in range(SIZE)]
-    assert (z[...] == np.array(expected)).all()
-
-    def diagonal(at: int) -> None:
-        z.vindex[np.arange(SIZE), (np.arange(SIZE) + at) % SIZE] = -at - 1
-
-    with ThreadPoolExecutor(THREADS) as pool:
-        list(pool.map(diagonal, range(SIZE)))
-    found = z[...]
-    assert all(found[row, (row + at) % SIZE] == -at - 1 for row in range(SIZE) for at in range(SIZE))
-
-
 def test_whole_chunks_and_parts_of_them(store: txstore.TxStore) -> None:
     """A part is written on what is there, and not on what was there before somebody wrote the whole."""
     z = zarr.create_array(store, name="x", shape=(64,), chunks=(8,), dtype="i4")
@@ -102,18 +82,6 @@ def _fails_at(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
         return real(self, array)
 
     monkeypatch.setattr(PartCodec, "encode", encode)
-
-
-def test_a_operation_that_fails_half_way_is_not_committed(store, monkeypatch):
-    z = zarr.create_array(store, name="x", shape=(32,), chunks=(8,), dtype="i4")
-    store.commit()
-    _fails_at(monkeypatch, 1)
-    with pytest.raises(ZeroDivisionError):
-        z[4:28] = 7  # two whole chunks, and two parts
-    with pytest.raises(txstore.TransactionStateError, match="rollback"):
-        store.commit()
-    store.rollback()
-    assert not zarr.open_array(store, path="x")[...].any()
 
 
 def test_a_operation_that_has_staged_nothing_can_be_tried_again(store, monkeypatch):

@@ -566,6 +566,31 @@ def test_a_run_that_is_longer_than_its_file(
         node.ask("get", f"{base}/data.tx", at="main", key="a/c/0")
 
 
+def test_an_own_run_that_a_header_gives_no_seq(repo: txstore.Repository, tmp_path: Path, node: Node) -> None:
+    """Else Python lists none of its keys, and returns each by its name."""
+    runs = open_commits(open_storage(tmp_path / "data.tx")).files.read("main", 2).header.runs
+    lying = [runs[0], *(each._replace(seq=0) for each in runs[1:])]
+    forge_header(tmp_path / "data.tx", 2, runs=tuple(lying))
+    for place in "a/c/0", "zarr.json":
+        with pytest.raises(txstore.CorruptionError, match="not the one that the header lists"):
+            txstore.Repository(tmp_path / "data.tx").mapping()[place]
+        with pytest.raises(Refused, match="not the one that the header lists"):
+            node.ask("get", tmp_path / "data.tx", at="main", key=place)
+    with pytest.raises(txstore.CorruptionError):
+        list(txstore.Repository(tmp_path / "data.tx").mapping())
+    with pytest.raises(Refused):
+        node.ask("content", tmp_path / "data.tx", at="main", prefix="")
+    assert txstore.Repository(tmp_path / "data.tx").verify().faults
+
+
+def test_a_version_that_javascript_cannot_count(repo: txstore.Repository, tmp_path: Path, node: Node) -> None:
+    """The format allows it, and the newest commit may lie there: an older one is not the head."""
+    shutil.copy(tmp_path / "data.tx/commits/main/0000000002", tmp_path / f"data.tx/commits/main/{2**62}")
+    (tmp_path / "data.tx/heads/main").unlink()
+    with pytest.raises(Refused, match="has a version that is too large"):
+        node.ask("content", tmp_path / "data.tx", at="main", prefix="")
+
+
 @pytest.mark.parametrize("faults", [1, 99])
 def test_a_list_that_a_busy_server_does_not_send(tmp_path: Path, node: Node, faults: int) -> None:
     """A list tells that a head cache was written late. Without its answer, an old commit is not taken for the head."""

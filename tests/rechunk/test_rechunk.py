@@ -5,7 +5,6 @@ import re
 import time
 import uuid
 from collections.abc import Callable
-from itertools import product
 from typing import Any
 
 import numpy as np
@@ -19,7 +18,7 @@ import txstore.rechunk.job
 from tests.tools.arrays import HAS_RECTILINEAR
 from tests.tools.commits import commit, create_array, write_array
 from tests.tools.faults import Killed
-from txstore.constraints import Complete, EqualLength, Fixed, Frozen, OnlyGrows, RequiredAttributes
+from txstore.constraints import Fixed, Frozen
 from txstore.format import names
 from txstore.rechunk.job import RechunkJob
 from txstore.storage.interface import paths_in
@@ -42,6 +41,12 @@ def read(repo: txstore.Repository, **which: Any) -> zarr.Array[Any]:
 def is_equal(found: Any, expected: Any) -> bool:
     found, expected = np.asarray(found), np.asarray(expected)
     return found.shape == expected.shape and bool(np.array_equal(found.astype(object), expected.astype(object)))
+
+
+@pytest.fixture
+def each_piece(monkeypatch):
+    """The copy is committed after each piece."""
+    monkeypatch.setattr(txstore.rechunk.job, "_COMMITTED", 1 << 40)
 
 
 class Meanwhile:
@@ -144,9 +149,8 @@ def test_irregular_chunks(repo):
 
 
 @pytest.mark.parametrize("retention", [None, 1])
-def test_two_passes(open_repo, monkeypatch, retention):
+def test_two_passes(open_repo, monkeypatch, each_piece, retention):
     repo = open_repo(retention=retention)
-    monkeypatch.setattr(txstore.rechunk.job, "_COMMITTED", 1 << 40)
     monkeypatch.setattr(txstore.rechunk.plans, "_SMALLEST", 16)
     data = written(repo, np.random.default_rng(2).random((64, 64)), chunks=(1, 64))
     told: list[tuple[int, int]] = []
@@ -175,26 +179,6 @@ CHANGES: dict[str, Callable[[Any], object]] = {
     "shrink": lambda z: z.resize((z.shape[0] - 9, z.shape[1] - 3)),
     "everything": lambda z: z.__setitem__(slice(None), 5),
 }
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("one", CHANGES)
-@pytest.mark.parametrize("other", CHANGES)
-@pytest.mark.parametrize("few", [0, 1 << 20])
-def test_what_others_commit_meanwhile_is_taken_over(repo, monkeypatch, one, other, few):
-    monkeypatch.setattr(txstore.rechunk.job, "_COMMITTED", 1 << 40)
-    monkeypatch.setattr(txstore.rechunk.job, "_FEW", few)
-    data = np.random.default_rng(3).integers(1, 9, (20, 21))
-    written(repo, data, chunks=(4, 21))
-    repo.rechunk("x", chunks=(20, 3), progress=Meanwhile(repo, CHANGES[one], CHANGES[other], CHANGES["some elements"]))
-    array, before = read(repo), read(repo, at=-2)
-    assert (array.chunks, before.chunks) == ((20, 3), (4, 21))
-    assert is_equal(array[:], before[:])
-    assert array.attrs.asdict() == before.attrs.asdict()
-    # What lies behind the ends of the array is in no chunk that is there.
-    names = set(repo.mapping().keys_below("x/c"))
-    places = product(*(range(-(-n // size)) for n, size in zip(array.shape, (20, 3), strict=True)))
-    assert names <= {f"x/c/{i}/{j}" for i, j in places}
 
 
 @settings(max_examples=20)
@@ -250,15 +234,6 @@ def test_objects_of_the_old_grid_are_stale(repo):
     assert read(repo)[3] == 9
 
 
-def test_synchronized_arrays_go_on(repo):
-    written(repo, np.arange(20), chunks=(5,))
-    array = txstore.synchronized(repo, "x")
-    repo.rechunk("x", chunks=(7,), progress=lambda *_: array.__setitem__(2, 99))
-    array[3] = 98
-    assert array[:5].tolist() == [0, 1, 99, 98, 4]
-    assert array.chunks == (7,)
-
-
 def test_nothing_else_changes(repo):
     written(repo, np.arange(20), chunks=(5,))
     create_array(repo, "y", data=np.arange(3))
@@ -280,9 +255,8 @@ def test_another_branch(repo):
         repo.merge("dev")
 
 
-def test_on_an_object_store(monkeypatch):
+def test_on_an_object_store(monkeypatch, each_piece):
     """There nobody has the turn: who never pauses may be first each time, until the time is up."""
-    monkeypatch.setattr(txstore.rechunk.job, "_COMMITTED", 1 << 40)
     repo = txstore.Repository(f"memory://{uuid.uuid4().hex}")
     data = written(repo, np.arange(200).reshape(20, 10), chunks=(1, 10))
     swap = txstore.rechunk.job.RechunkJob._bring_up
@@ -319,8 +293,7 @@ def interrupt_at(call: int) -> Callable[[int, int], None]:
 
 @pytest.mark.parametrize("call", [0, 1, 3, 6])
 @pytest.mark.parametrize("vacuum", [False, True])
-def test_the_same_call_continues(repo, monkeypatch, call, vacuum):
-    monkeypatch.setattr(txstore.rechunk.job, "_COMMITTED", 1 << 40)
+def test_the_same_call_continues(repo, monkeypatch, each_piece, call, vacuum):
     monkeypatch.setattr(txstore.rechunk.plans, "_ENOUGH", 100)
     data = written(repo, np.random.default_rng(5).integers(0, 9, (60, 9)), chunks=(2, 9))
     with pytest.raises(Killed) as caught:
@@ -397,8 +370,7 @@ def test_another_grid_at_the_last_moment(repo, monkeypatch):
     assert read(repo).chunks == (8,)
 
 
-def test_two_processes_do_the_same(repo, monkeypatch):
-    monkeypatch.setattr(txstore.rechunk.job, "_COMMITTED", 1 << 40)
+def test_two_processes_do_the_same(repo, monkeypatch, each_piece):
     written(repo, np.arange(20), chunks=(5,))
 
     def other(done: int, total: int) -> None:
@@ -436,12 +408,6 @@ def test_what_can_not_be(repo):
     assert len(repo.log()) == 1
 
 
-def test_format_2_has_no_shards(repo):
-    written(repo, np.arange(20), chunks=(5,), zarr_format=2)
-    with pytest.raises(ValueError, match="no shards"):
-        repo.rechunk("x", chunks=(5,), shards=(10,))
-
-
 def test_an_array_that_is_gone(repo):
     written(repo, np.arange(20), chunks=(5,))
 
@@ -460,37 +426,6 @@ def test_constraints_that_forbid_it(repo, constraint):
     with pytest.raises(txstore.ConstraintError):
         repo.rechunk("x", chunks=(7,))
     assert list(repo.branches) == ["main"]  # nothing was copied
-
-
-def test_constraints_that_stay_true(repo):
-    with repo.transaction() as store:
-        for name in ("x", "y"):
-            z = zarr.create_array(
-                store, name=name, shape=(20,), chunks=(5,), dtype="i4", attributes={"units": "m"},
-                config={"write_empty_chunks": True},
-            )  # fmt: skip
-            z[:] = np.arange(20) // 8
-    repo.constraints["complete"] = Complete("x")
-    repo.constraints["grows"] = OnlyGrows("x")
-    repo.constraints["equal"] = EqualLength(["x", "y"])
-    repo.constraints["units"] = RequiredAttributes("x", ["units"])
-
-    def append(*_: int) -> None:
-        with zarr.config.set({"array.write_empty_chunks": True}), repo.transaction() as store:
-            for name in ("x", "y"):
-                zarr.open_array(store, path=name).append(np.zeros(6, "i4"))
-
-    repo.rechunk("x", chunks=(3,), progress=append)
-    assert len(repo.constraints) == 4
-    assert is_equal(read(repo)[:20], np.arange(20) // 8)
-    assert read(repo).chunks == (3,)
-
-
-def test_any_path(repo):
-    path = f"{'a long name/' * 9}größe"
-    create_array(repo, path, data=np.arange(20), chunks=(5,))
-    repo.rechunk(path, chunks=7)
-    assert zarr.open_array(repo.snapshot(), path=path, mode="r").chunks == (7,)
 
 
 @pytest.mark.parametrize("storage", ["disk", "objects"])

@@ -2,17 +2,13 @@
 
 import math
 import random
-import uuid
 from collections.abc import Iterable, Sequence
 
 import pytest
 
-import txstore
 from txstore.format.commitfile import RunName
 from txstore.format.packfile import PackName
 from txstore.segments.compaction import IN_OBJECTS, ON_DISK, merged_by_commit
-from txstore.storage import kept
-from txstore.storage.objects import client
 
 BYTES = 16  # of an entry
 
@@ -114,49 +110,19 @@ def test_who_brings_much_merges_what_others_have_left() -> None:
     assert merged_by_commit(large, 16 << 10, 100 << 20) == large[1:]
 
 
+def test_what_is_left_alone() -> None:
+    for each in (runs(1, 3, 9, 27, 81), (), runs(1)):
+        assert merged_by_commit(each, 1 << 20, 1 << 30) == ()
+    assert merged_by_commit(runs(0, 0, 5), 1 << 20, 0) == runs(0, 0, 5)[:2]  # without entries it is as with one
+
+
 def test_who_brings_little_merges_more_the_more_there_is_to_be_merged() -> None:
     left = runs(*[3_000, 3_100] * 8)  # of which each commit may merge none
     assert merged_by_commit(left[:9], 16 << 10, 100) == ()
     assert merged_by_commit(left, 16 << 10, 100) == left
 
 
-def test_sizes_that_triple_are_left_alone() -> None:
-    assert merged_by_commit(runs(1, 3, 9, 27, 81), 1 << 20, 1 << 30) == ()
-    assert merged_by_commit((), 1 << 20, 1 << 30) == ()
-    assert merged_by_commit(runs(1), 1 << 20, 1 << 30) == ()
-
-
-def test_a_run_without_entries_is_merged_like_one_with_one() -> None:
-    assert merged_by_commit(runs(0, 0, 5), 1 << 20, 0) == runs(0, 0, 5)[:2]
-
-
 # --- what is moved
-@pytest.fixture
-def moved(monkeypatch: pytest.MonkeyPatch) -> list[int]:
-    """The lengths of what goes to an object store, or comes from there."""
-    found: list[int] = []
-    send = client.ObjectClient._request
-
-    def counted(self: client.ObjectClient, path: str, request: object, **how: bool) -> object:
-        def noted(backend: object) -> object:
-            answer = request(backend)  # type: ignore[operator]
-            found.append(_length(answer))
-            return answer
-
-        return send(self, path, noted, **how)
-
-    monkeypatch.setattr(client.ObjectClient, "_request", counted)
-    for name in ("create", "put"):
-        kept = getattr(client.ObjectClient, name)
-
-        def sent(
-            self: client.ObjectClient, path: str, parts: Sequence[bytes], *rest: object, kept: object = kept
-        ) -> object:
-            found.append(sum(len(memoryview(part).cast("B")) for part in parts if len(part)))
-            return kept(self, path, parts, *rest)  # type: ignore[operator]
-
-        monkeypatch.setattr(client.ObjectClient, name, sent)
-    return found
 
 
 def _length(answer: object) -> int:
@@ -165,29 +131,3 @@ def _length(answer: object) -> int:
     if isinstance(answer, tuple | list):
         return sum(map(_length, answer))
     return 0
-
-
-def load(repo: txstore.Repository, number: int) -> None:
-    with repo.begin() as mapping:
-        for key in range(5_000):
-            mapping[f"x{number}/c/{key}"] = b"1234"
-
-
-def test_the_first_small_commit_after_a_load_moves_little(moved: list[int]) -> None:
-    url = f"memory://{uuid.uuid4().hex}"
-    load(txstore.Repository(url), 0)
-    load(txstore.Repository(url), 1)
-    kept._shared._empty()  # as in a process that has read nothing
-    repo = txstore.Repository(url)
-    assert sum(name.length for name in repo.mapping().run_names) > 100_000
-    del moved[:]
-    with repo.begin() as mapping:
-        mapping["x0/c/7"] = b"x" * 100
-    assert 0 < sum(moved) < 100_000, moved
-    assert len(repo.mapping().runs) == 3
-    load(repo, 2)  # who brings as much as that merges what was left
-    assert len(repo.mapping().runs) == 3
-    found = repo.mapping()
-    assert bytes(found["x0/c/7"]) == b"x" * 100
-    assert bytes(found["x1/c/4999"]) == bytes(found["x2/c/0"]) == b"1234"
-    assert repo.verify().ok

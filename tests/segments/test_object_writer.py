@@ -1,117 +1,44 @@
 """What is staged on an object store: how many packs are uploaded at the same time."""
 
-import itertools
 import os
 import threading
 import uuid
 from collections.abc import Sequence
-from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 
-import txstore
-from tests.tools.inside import objects_of
 from tests.tools.waiting import TIMEOUT, wait_for_background_cleanup, wait_until
 from txstore.format import names, packfile
 from txstore.format.encoding import crc32c
 from txstore.segments import object_writer
-from txstore.segments.object_writer import UPLOAD_BYTES, UPLOADS, ObjectWriter, _Room
+from txstore.segments.object_writer import ObjectWriter, _Room
 from txstore.segments.pack_writer import Staged
 from txstore.storage.objects.interface import open_objects
 from txstore.storage.remote import RemoteStorage
 from txstore.storage.request_threads import REQUESTS, executor
 
 
-def test_packs_are_uploaded_side_by_side_the_last_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_writer, "INLINE_SIZE", 0)
-    monkeypatch.setattr(object_writer, "OBJECT_SIZE", 1000)
-    objects = open_objects(f"memory://{uuid.uuid4().hex}")
-    together = threading.Barrier(8, timeout=TIMEOUT)
-    put = objects.put
-
-    def put_together(path: str, parts: Sequence[bytes]) -> None:
-        if path.startswith(names.PACKS):
-            together.wait()
-        put(path, parts)
-
-    monkeypatch.setattr(objects, "put", put_together)
-    writer = ObjectWriter(RemoteStorage(objects), os.urandom(16), 0, bytes(16))
-    values = [os.urandom(700) for _ in range(8)]
-    staged = [
-        writer.append(packfile.FRAME_VALUE, b"key", value, seen=packfile.SEEN_NOTHING) for value in values
-    ]  # fmt: skip
-    writer.finish(writer.size)
-    assert [writer.read(each) for each in staged] == values
-    writer.drop()
-
-
-@pytest.mark.parametrize("size", [5, 100_000, object_writer.LONG - 1])
-def test_a_value_that_another_thread_changes_meanwhile(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
-    writer, value = _changed_meanwhile(monkeypatch, size)
-    staged = [writer.append(packfile.FRAME_VALUE, b"key", value, seen=packfile.SEEN_NOTHING) for _ in range(3)]
-    writer.finish(writer.size)
-    assert [writer.read(each)[0] for each in staged] == [0, 1, 2]
-    writer.drop()
-
-
-def test_a_long_value_that_another_thread_changes_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
-    """It is uploaded from where it lies: the checksum before it is another by then."""
-    writer, value = _changed_meanwhile(monkeypatch, object_writer.LONG)
-    with pytest.raises(OSError, match="another thread changed a value"):
-        writer.append(packfile.FRAME_VALUE, b"key", value, seen=packfile.SEEN_NOTHING)
-    with pytest.raises(OSError, match="another thread changed a value"):
-        writer.finish(writer.size)
-    writer.drop()
-
-
-def _changed_meanwhile(monkeypatch: pytest.MonkeyPatch, size: int) -> tuple[ObjectWriter, bytearray]:
-    """Return a writer, and what changes as soon as it has computed a checksum."""
-    value = bytearray(size)
-
-    def checksum_then_change(data: memoryview) -> int:
-        found = crc32c(data)
-        value[:] = bytes([value[0] + 1]) * size
-        return found
-
-    monkeypatch.setattr(object_writer, "INLINE_SIZE", 0)
-    monkeypatch.setattr(object_writer, "crc32c", checksum_then_change)
-    return ObjectWriter(
-        RemoteStorage(open_objects(f"memory://{uuid.uuid4().hex}")), os.urandom(16), 0, bytes(16)
-    ), value
-
-
-def test_as_many_bytes_are_uploaded_at_once_as_there_is_room_for() -> None:
-    room = _Room()
-    room.take(2 * UPLOAD_BYTES)  # alone
-    other = threading.Thread(target=room.take, args=(1,))
-    other.start()
-    assert not room._fits(1)
-    room.give_back(2 * UPLOAD_BYTES)
-    other.join(TIMEOUT)
-    assert not other.is_alive()
-    for _ in range(UPLOADS - 1):
-        room.take(1)
-    assert not room._fits(1)
-
-
-# --- long values
 class Uploads:
     """The uploads of a writer's packs, which can be held up."""
 
-    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, at_once: int = 1) -> None:
-        monkeypatch.setattr(object_writer, "LONG", 1000)
+    def __init__(self, monkeypatch: pytest.MonkeyPatch, *, at_once: int = 1, long: int = 1000) -> None:
+        monkeypatch.setattr(object_writer, "LONG", long)
         monkeypatch.setattr(object_writer, "INLINE_SIZE", 0)
         self.objects = open_objects(f"memory://{uuid.uuid4().hex}")
         self.parts: list[Sequence[bytes]] = []
         self.together = threading.Barrier(at_once, timeout=TIMEOUT)
-        self._put = self.objects.put
-        monkeypatch.setattr(self.objects, "put", self.put)
+        self.error: BaseException | None = None
+        put = self.objects.put
 
-    def put(self, path: str, parts: Sequence[bytes]) -> None:
-        if path.startswith(names.PACKS):
-            self.parts.append(parts)
-            self.together.wait()
-        self._put(path, parts)
+        def noting(path: str, parts: Sequence[bytes]) -> None:
+            if path.startswith(names.PACKS):
+                if self.error is not None:
+                    raise self.error
+                self.parts.append(parts)
+                self.together.wait()
+            put(path, parts)
+
+        monkeypatch.setattr(self.objects, "put", noting)
 
     def writer(self) -> ObjectWriter:
         return ObjectWriter(RemoteStorage(self.objects), os.urandom(16), 0, bytes(16))
@@ -119,6 +46,38 @@ class Uploads:
 
 def append(writer: ObjectWriter, value: bytes | bytearray) -> Staged:
     return writer.append(packfile.FRAME_VALUE, b"key", value, seen=packfile.SEEN_NOTHING)
+
+
+def test_packs_are_uploaded_side_by_side_the_last_ones_too(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(object_writer, "OBJECT_SIZE", 1000)
+    writer = Uploads(monkeypatch, at_once=8, long=1 << 20).writer()
+    values = [os.urandom(700) for _ in range(8)]
+    staged = [append(writer, value) for value in values]
+    writer.finish(writer.size)
+    assert [writer.read(each) for each in staged] == values
+    writer.drop()
+
+
+@pytest.mark.parametrize("size", [5, 100_000, object_writer.LONG - 1, object_writer.LONG])
+def test_a_value_that_another_thread_changes_meanwhile(monkeypatch: pytest.MonkeyPatch, size: int) -> None:
+    value = bytearray(size)
+
+    def checksum_then_change(data: memoryview) -> int:
+        found = crc32c(data)
+        value[:] = bytes([value[0] + 1]) * size
+        return found
+
+    monkeypatch.setattr(object_writer, "crc32c", checksum_then_change)
+    writer = Uploads(monkeypatch, long=object_writer.LONG).writer()
+    if size == object_writer.LONG:  # it is uploaded from where it lies: the checksum before it is another by then
+        for fails in (lambda: append(writer, value), lambda: writer.finish(writer.size)):
+            with pytest.raises(OSError, match="another thread changed a value"):
+                fails()
+    else:
+        staged = [append(writer, value) for _ in range(3)]
+        writer.finish(writer.size)
+        assert [writer.read(each)[0] for each in staged] == [0, 1, 2]
+    writer.drop()
 
 
 def test_a_long_value_ends_its_pack_which_is_uploaded_at_once(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -152,78 +111,34 @@ def test_a_long_value_whose_upload_was_interrupted_is_not_sent_later(monkeypatch
     uploads = Uploads(monkeypatch)
     monkeypatch.setattr(_Room, "take_now", lambda room, length: False)
     writer = uploads.writer()
-
-    def interrupt(path: str, parts: Sequence[bytes]) -> None:
-        if path.startswith(names.PACKS):
-            raise KeyboardInterrupt
-        uploads.put(path, parts)
-
-    monkeypatch.setattr(uploads.objects, "put", interrupt)
+    uploads.error = KeyboardInterrupt()
     with pytest.raises(KeyboardInterrupt):
         append(writer, bytearray(5000))
-    monkeypatch.setattr(uploads.objects, "put", uploads.put)
+    uploads.error = None
     with pytest.raises(OSError, match="interrupted"):
         writer.finish(writer.size)
     assert not uploads.parts
     writer.drop()
 
 
-def test_threads_that_stage_long_values_wait_for_no_other_key(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(object_writer, "LONG", 1000)
-    monkeypatch.setattr(object_writer, "UPLOAD_BYTES", 1)
-    repo = txstore.Repository(f"memory://{uuid.uuid4().hex}")
-    transaction = repo.begin()
-    turns, keys = transaction.staging.turns, []
-    for key in map(str, itertools.count()):  # which share a turn
-        if turns.at(key) is turns.at("0"):
-            keys.append(key)
-        if len(keys) == 4:
-            break
-    together = threading.Barrier(len(keys), timeout=TIMEOUT)
-    objects = objects_of(repo)
-    put = objects.put
-
-    def put_together(path: str, parts: Sequence[bytes]) -> None:
-        if path.startswith(names.PACKS):
-            together.wait()
-        put(path, parts)
-
-    monkeypatch.setattr(objects, "put", put_together)
-    with ThreadPoolExecutor(len(keys)) as threads:
-        list(threads.map(lambda key: transaction.set(key, key.encode() * 5000), keys))
-    transaction.commit()
-    assert {key: bytes(value) for key, value in repo.mapping().items()} == {key: key.encode() * 5000 for key in keys}
-
-
-def test_what_was_staged_is_let_go_of_by_one_request(monkeypatch: pytest.MonkeyPatch) -> None:
-    uploads = Uploads(monkeypatch)
-    deleted: list[Sequence[str]] = []
+def test_what_is_let_go_of_takes_one_request_and_no_thread_for_single_ones(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A backend may delete two objects by single requests: what waits for these must not take the last thread."""
+    uploads, free, deleted = Uploads(monkeypatch), threading.Event(), list[Sequence[str]]()
     delete = uploads.objects.delete
     monkeypatch.setattr(uploads.objects, "delete", lambda paths: deleted.append(paths) or delete(paths))
-    writer = uploads.writer()
+    storage = RemoteStorage(uploads.objects)
+    writer = ObjectWriter(storage, os.urandom(16), 0, bytes(16))
     append(writer, b"value")
     writer.finish(writer.size)
-    writer._storage.staged.forget(writer.path)  # its version is taken
-    writer.release()
-    wait_for_background_cleanup()
-    assert deleted == [[writer.path, writer.path + names.LEASE]]
-    assert not uploads.objects.list(names.STAGING)
-
-
-def test_what_is_let_go_of_needs_no_thread_for_single_requests(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A backend may delete two objects by single requests: what waits for these must not take the last thread."""
-    uploads, free = Uploads(monkeypatch), threading.Event()
-    writer = uploads.writer()
-    append(writer, b"value")
-    writer.finish(writer.size)
-    writer._storage.staged.forget(writer.path)
+    storage.staged.forget(writer.path)  # its version is taken
     threads = executor("single request", REQUESTS)
     blocked = [threads.submit(free.wait, TIMEOUT) for _ in range(REQUESTS)]
     try:
         writer.release()
         wait_for_background_cleanup()
-        assert not uploads.objects.list(names.STAGING)
     finally:
         free.set()
         for each in blocked:
             each.result()
+    assert deleted == [[writer.path, writer.path + names.LEASE]]
+    assert not uploads.objects.list(names.STAGING)

@@ -47,21 +47,6 @@ def test_values_of_all_sizes_in_any_order_are_read_back(writer: PackWriter, tmp_
     assert [frame.sequence for frame in found] == list(range(len(values)))
 
 
-def test_a_thread_that_is_slow_to_write_a_full_buffer(writer: PackWriter, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A buffer is full, be it empty, if the next frame has no room in it."""
-    late: list[int] = []
-    write = writer._file.write_retired
-    writer.create()
-    monkeypatch.setattr(writer._file, "write_retired", late.append)
-    values = [bytes([number]) * size for number, size in enumerate((20_000, 100_000, 100_000, 20_000, 100_000))]
-    staged = [append(writer, number, value) for number, value in enumerate(values)]
-    assert len(set(late)) == len(late) > 1
-    for begin in reversed(late):
-        write(begin)
-    writer.finish(writer.size)
-    assert [writer.read(one) for one in staged] == values
-
-
 def test_threads_append_and_read_at_the_same_time(writer: PackWriter, tmp_path: Path) -> None:
     def work(thread: int) -> list[tuple[Staged, bytes]]:
         source, mine = random.Random(thread), []

@@ -6,12 +6,10 @@ writer: it lays down a run from raw parts, right or wrong, with right checksums.
 
 import gc
 import importlib
-import mmap
 import os
 import random
 import struct
 import sys
-import tracemalloc
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -289,81 +287,12 @@ def test_a_key_below_the_first_needs_no_block(index: Any) -> None:
         index.lookup((broken,), b"k0000")
 
 
-# --- windows
-def blocks_of(data: bytes) -> list[tuple[int, int, bytes]]:
-    """(begin, end, first key) of each block, read from the index by hand."""
-    count = struct.unpack_from("<I", data, len(data) - 56)[0]
-    index_at = struct.unpack_from("<Q", data, len(data) - 28)[0]
-    keys_at, found = index_at + 32 * count, []
-    for i in range(count):
-        offset, length, _, _, at, size = struct.unpack_from("<QIIQII", data, index_at + 32 * i)
-        found.append((offset, offset + length, data[keys_at + at : keys_at + at + size]))
-    return found
-
-
-def test_a_window_is_the_blocks_from_where_a_key_may_be(index: Any) -> None:
-    data = index.build([value(b"k%06d" % i) for i in range(2000)], [])
-    run, blocks = index.Run(data, 1), blocks_of(data)
-    assert len(blocks) > 6
-    for i, (begin, end, first) in enumerate(blocks):
-        after = blocks[i + 1][2] if i + 1 < len(blocks) else None
-        for key in (first, first + b"x"):
-            assert run.window(key, 0) == run.window(key, 1) == run.window(key, end - begin) == (begin, end, after)
-        for count in (2, 3, 100):
-            last = blocks[min(i + count, len(blocks)) - 1]
-            at_least = sum(stop - start for start, stop, _ in blocks[i : i + count - 1]) + 1
-            follower = blocks[i + count][2] if i + count < len(blocks) else None
-            assert run.window(first, at_least) == (begin, last[1], follower)
-    assert run.window(b"", 0) == run.window(b"k", 0) == (0, 0, blocks[0][2])
-    assert run.window(b"", 1) == run.window(b"k", 1) == (0, blocks[0][1], blocks[1][2])
-    assert run.window(b"", 2**64 - 1) == (0, blocks[-1][1], None)
-    assert run.window(b"l", 2**63) == (*blocks[-1][:2], None)
-
-
-def test_a_window_since_passes_over_blocks_that_hold_nothing_newer(index: Any) -> None:
-    old = run_of(index, 3, [b"a/%06d" % i for i in range(3000)])
-    new = run_of(index, 7, [b"a/000001", b"a/001500", b"a/002999x"])
-    data = index.merge((new, old), [[b"x"], [b"y"]])
-    run, blocks = index.Run(data, 0), blocks_of(data)
-    middle = max(i for i, (_, _, first) in enumerate(blocks) if first <= b"a/001500")
-    assert 1 < middle < len(blocks) - 2
-    assert run.window(b"", 2**63, 3) == (0, blocks[0][1], blocks[1][2])
-    assert run.window(blocks[1][2], 2**63, 3) == (*blocks[middle][:2], blocks[middle + 1][2])
-    assert run.window(blocks[middle + 1][2], 1, 3) == (*blocks[-1][:2], None)
-    assert run.window(b"", 2**63, 2) == (0, blocks[-1][1], None)
-    end = blocks[-1][1]
-    assert run.window(b"", 1, 7) == run.window(b"a/0015", 0, 7) == (end, end, None)
-    own = index.Run(index.build([value(b"a")], []), 5)
-    assert own.window(b"", 1, 5)[0] == own.window(b"", 1, 5)[1] == own.window(b"", 1, 4)[1] > own.window(b"", 1, 4)[0]
-
-
 @pytest.mark.parametrize(
     "arguments", [("k", 1), (b"k", None), (b"k", -1), (b"k", 2**64), (b"k", 1, -1), (b"k", 1, 2**64), (b"k",)]
 )
 def test_a_window_refuses(index: Any, arguments: Any) -> None:
     with pytest.raises((TypeError, OverflowError)):
         index.Run(index.build([value(b"a")], []), 1).window(*arguments)
-
-
-def test_of_a_run_only_what_a_window_names_is_read(index: Any) -> None:
-    """Over an anonymous map that holds nothing but what follows the blocks, until a window is filled in."""
-    data = index.build([value(b"k%06d" % i, i) for i in range(3000)], [b"p/"], [b"pack"])
-    index_at = struct.unpack_from("<Q", data, len(data) - 28)[0]
-    buffer = mmap.mmap(-1, len(data))
-    buffer[index_at:] = data[index_at:]
-    run = index.Run(buffer, 4)
-    assert (run.entries, run.max_seq, run.prefixes, run.packs) == (3000, 4, [(b"p/", 4)], [b"pack"])
-    with pytest.raises(ValueError, match=r"^block at \d+: checksum mismatch$"):
-        index.lookup((run,), b"k001500")
-    begin, end, after = run.window(b"k001500", 0)
-    buffer[begin:end] = data[begin:end]
-    assert index.lookup((run,), b"k001500") == (0, 1, 4, 0, 1500, 1, 0)
-    begin, end, after = run.window(b"k001500", 9000)
-    buffer[begin:end] = data[begin:end]
-    assert end - begin < index_at
-    whole = index.Run(data, 4)
-    assert run.scan(b"k001500", after, -1) == whole.scan(b"k001500", after, -1)
-    assert index.scan((run,), b"k001500", after, -1) == index.scan((whole,), b"k001500", after, -1)
 
 
 # --- building and merging
@@ -416,22 +345,6 @@ def test_extreme_entries_survive(index: Any) -> None:
     merged.verify()
     assert merged.scan(b"", None, -1) == [(key, 1, most, 1, most, most, 2**32 - 1) for key in keys]
     assert index.lookup((merged,), b"p" * 4095 + b"/" + b"q" * 9000) == (0, 4, most, 0, 0, 0, 0)
-
-
-@pytest.mark.long
-def test_build_needs_little_more_than_its_output(index: Any) -> None:
-    n = 100_000 if index.IMPLEMENTATION == "python" else 1_000_000
-
-    def entries() -> Iterator[tuple[bytes, int, int, int, int]]:
-        return (value(b"array/c/%07d" % i, i * 16384, 16384, i) for i in range(n))
-
-    tracemalloc.start()
-    try:
-        data = index.build(entries(), [])
-        peak = tracemalloc.get_traced_memory()[1]
-    finally:
-        tracemalloc.stop()
-    assert peak < 1.3 * len(data) + 2_000_000
 
 
 def test_merge_refuses(index: Any) -> None:

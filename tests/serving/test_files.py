@@ -15,6 +15,11 @@ import zarr
 import txstore
 from tests.reader_js.node import content, node
 from tests.serving.asking import Answer, ask
+from tests.tools.far_away import Requests
+from tests.tools.faults import watch
+from tests.tools.inside import branch_id, objects_of, staged
+from tests.tools.upkeep import below
+from txstore.format import names
 from txstore.serving import application
 from txstore.serving.server import Server
 
@@ -66,7 +71,7 @@ def test_lists_have_the_names_of_data(own: txstore.Repository) -> None:
 
     for other in ("commits/x", "commits/main/0000000009.lead", "tags/-x", "tags/~", "branches/a b"):
         (root / other).write_bytes(b"x")
-    branch = own.engine.branch("Dev")
+    branch = branch_id(own, "Dev")
     assert listed(get("/files/commits/")) == ["../", "main/"]
     assert listed(get("/files/commits/main/")) == ["../", "0000000000"]
     assert listed(get("/files/tags/")) == ["../", "v1"]
@@ -103,7 +108,8 @@ def test_nothing_else_is_there(repo: txstore.Repository, tmp_path: Path, place: 
     repo.vacuum()
     with repo.transaction(name="open") as store:
         zarr.create_group(store, path="new")
-        there = [f"{top}/{name}" for top in (".staging", "operations") for name in repo.engine.storage.list(top)]
+        there = [names.operation_path(each.id) for each in repo.log(operations=True)]
+        there += [f".staging/{name}" for name in staged(repo)]
         assert len({path.partition("/")[0] for path in there}) == 2
         for path in [*NO_DATA, *there]:
             answer = ask(application(repo), f"/files/{path}")
@@ -177,39 +183,23 @@ def test_what_is_written_in_place_has_another_tag(own: txstore.Repository) -> No
     assert second.body != first.body
 
 
-def test_from_far_away_a_file_takes_one_request(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_from_far_away_a_file_takes_one_request(tmp_path: Path, requests: Requests) -> None:
     """Its end, where readers begin, comes with its length, which stays known."""
     repo = txstore.Repository(f"memory://{tmp_path}/far.tx", single_writer=True)
     with repo.begin() as mapping:
         mapping["x"] = np.random.default_rng(1).bytes(9 << 20)
-    [folder] = repo.engine.storage.list("packs")
-    [name] = repo.engine.storage.list(f"packs/{folder}")
-    pack = f"/files/packs/{folder}/{name}"
-    whole = ask(application(repo), pack).body
+    [pack] = [path for path, _ in below(objects_of(repo), "packs")]
+    whole = ask(application(repo), f"/files/{pack}").body
     assert len(whole) > 9 << 20
     app = application(repo)
     assert ask(app, "/files/format.json").headers["etag"]
-    requests: list[str] = []
-    objects = app.repository.engine.storage.ranges
-    for name in ("get_tail", "get_range", "get"):
-        method = getattr(objects, name)
-        monkeypatch.setattr(
-            objects, name, lambda *given, name=name, method=method: (requests.append(name), method(*given))[1]
-        )
-    assert ask(app, pack, headers={"range": "bytes=-16384"}).body == whole[-16384:]
-    assert requests == ["get_tail"]
-    assert ask(app, pack, headers={"range": "bytes=5-99"}).body == whole[5:100]
-    assert requests == ["get_tail", "get_range"]
+    requests.clear()
+    assert ask(app, f"/files/{pack}", headers={"range": "bytes=-16384"}).body == whole[-16384:]
+    assert ask(app, f"/files/{pack}", headers={"range": "bytes=5-99"}).body == whole[5:100]
+    assert requests == [pack] * 2
 
 
-def test_a_file_that_is_cut_meanwhile_is_an_error(own: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
-    opened = own.engine.storage.open
-
-    def cut(path: str, *given: Any) -> Any:
-        file = opened(path, *given)
-        os.truncate(Path(own.url, path), 10)
-        return file
-
-    monkeypatch.setattr(own.engine.storage, "open", cut)
+def test_a_file_that_is_cut_meanwhile_is_an_error(own: txstore.Repository) -> None:
+    watch(own).after["open"] = lambda path, *_: os.truncate(Path(own.url, path), 10)
     answer = ask(application(own), f"/files/{FIRST}")
     assert (answer.status, answer.json["error"]["type"]) == (500, "CorruptionError")

@@ -10,36 +10,36 @@ from typing import Any
 import numpy as np
 import pytest
 import zarr
-from typer.testing import CliRunner
 
 import txstore
-from txstore.cli.main import app
 from txstore.format.tree import tree_lines
 
 SCRIPT = "<script>alert(1)</script>"
 
 
-def test_a_repository_shows_history_tree_and_usage(repo: txstore.Repository) -> None:
+def html_of(shown: Any) -> str:
+    """What a notebook asks for."""
+    return str(shown._repr_html_())
+
+
+def test_a_repository_shows_history_tree_and_usage(repo: txstore.Repository, open_repo: Any) -> None:
     repo.branches["dev"] = repo.head()
-    shown = repo._repr_html_()
+    shown = html_of(repo)
     for part in ("data.tx", "dev", "v1", "second", "first", "three/", "sharded  32×32  uint16", "live"):
         assert part in shown, part
     assert repr(repo) == f"<Repository {repo.url}>"
+    none = open_repo("none.tx")
+    assert "nothing was written yet" in html_of(none)
+    assert not none.exists
 
 
 def test_a_store_shows_its_tree(repo: txstore.Repository) -> None:
-    assert "plain  20×30  float32" in repo.snapshot()._repr_html_()
+    assert "plain  20×30  float32" in html_of(repo.snapshot())
     with repo.transaction() as store:
         zarr.create_array(store, name="new", data=np.arange(3))
-        assert "new  3  int64" in store._repr_html_()
-        assert "NOT COMMITTED" in store._repr_html_()
-    assert "has ended" in store._repr_html_()  # an error is shown, and not raised
-
-
-def test_a_repository_that_is_not_there_yet(open_repo: Any) -> None:
-    repo = open_repo("none.tx")
-    assert "nothing was written yet" in repo._repr_html_()
-    assert not repo.exists
+        assert "new  3  int64" in html_of(store)
+        assert "NOT COMMITTED" in html_of(store)
+    assert "has ended" in html_of(store)  # an error is shown, and not raised
 
 
 def test_nothing_that_a_repository_holds_is_markup(repo: txstore.Repository) -> None:
@@ -47,7 +47,7 @@ def test_nothing_that_a_repository_holds_is_markup(repo: txstore.Repository) -> 
         mapping[f"{SCRIPT.replace('/', '')}/zarr.json"] = json.dumps(
             {"zarr_format": 3, "node_type": "array", "shape": [3], "data_type": SCRIPT}
         ).encode()
-    for shown in (repo._repr_html_(), repo.snapshot()._repr_html_()):
+    for shown in (html_of(repo), html_of(repo.snapshot())):
         assert "<script>" not in shown
         assert "&lt;script&gt;" in shown
 
@@ -66,22 +66,9 @@ def test_the_page_in_a_cell(repo: txstore.Repository) -> None:
         root = shown.url.partition("/t/")[0]
         with pytest.raises(urllib.error.HTTPError, match="401"):  # so other users of this machine have no access
             urllib.request.urlopen(f"{root}/api/repository")
-        assert f'<iframe src="{shown.url}" width="100%" height="300"' in shown._repr_html_()
+        assert f'<iframe src="{shown.url}" width="100%" height="300"' in html_of(shown)
         with urllib.request.urlopen(f"{shown.url}api/repository") as answer:
             assert json.load(answer)["url"] == repo.url
         np.testing.assert_array_equal(zarr.open_array(f"{shown.url}at/main/three/v2keys", mode="r")[:], np.arange(6))
     with pytest.raises(OSError, match="refused"):
         urllib.request.urlopen(f"{shown.url}api/repository")
-
-
-def test_what_is_missing_is_named(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
-    import sys
-
-    for module in [name for name in sys.modules if name.startswith(("txstore.serving", "uvicorn"))]:
-        monkeypatch.delitem(sys.modules, module)
-    monkeypatch.setitem(sys.modules, "uvicorn", None)
-    with pytest.raises(ModuleNotFoundError, match=r"pip install 'txstore\[serve\]'"):
-        repo.show()
-    told = CliRunner().invoke(app, ["serve", repo.url])
-    assert told.exit_code == 2
-    assert "pip install 'txstore[serve]'" in told.output

@@ -33,7 +33,7 @@ class FakeObjects:
         self.requests: list[tuple[str, int, int]] = []
         self.calls: list[list[tuple[int, int]]] = []  # ranges that were asked for together
         self.before: Callable[[str], object] = lambda path: None  # called before each request
-        self._lock = threading.Lock()
+        self.lock = threading.Lock()
 
     def clear(self) -> None:
         self.requests.clear()
@@ -51,7 +51,7 @@ class FakeObjects:
 
     def get_ranges(self, path: str, ranges: Sequence[tuple[int, int]]) -> list[bytes]:
         assert all(offset >= 0 and length > 0 for offset, length in ranges)
-        with self._lock:
+        with self.lock:
             self.requests += [(path, offset, length) for offset, length in ranges]
             self.calls.append(list(ranges))
         self.before(path)
@@ -70,7 +70,7 @@ class FakeObjects:
         self.try_range = try_range
 
     def get_tail(self, path: str, length: int) -> tuple[bytes, int]:
-        with self._lock:
+        with self.lock:
             self.requests.append((path, -length, length))
         self.before(path)
         content = self._content(path)

@@ -3,8 +3,6 @@
 import errno
 import os
 import shutil
-import subprocess
-import sys
 import tempfile
 import time
 from collections.abc import Callable
@@ -17,7 +15,6 @@ from hypothesis import settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, precondition, rule
 
-from tests.storage.fake_objects import FakeObjects, Values
 from tests.tools.faults import always
 from tests.tools.steps import forked, status_of
 from txstore.storage.kept import CacheDirectory, PackCache, PieceMemory, open_cache
@@ -186,14 +183,6 @@ def test_a_child_begins_with_nothing_in_memory() -> None:
     assert memory.find(ID, 0) is not None
 
 
-def test_a_large_piece_can_be_kept_on_disk_alone(path: Path) -> None:
-    memory = PieceMemory(1 << 20)
-    cache = PackCache(CacheDirectory(str(path), 64 << 20), memory)
-    cache.keep(ID, 0, piece(0, 1000), in_memory=False)
-    assert memory.size == 0
-    assert cache.find(ID, 10, 20) == piece(10, 20)
-
-
 # --- on disk
 
 
@@ -229,14 +218,6 @@ def test_what_was_not_used_for_longest_leaves_the_disk_first(path: Path) -> None
     assert 5 < len(there) < 50
 
 
-def test_a_piece_that_is_too_large_is_not_worth_the_others(path: Path) -> None:
-    cache = on_disk(path, 1 << 20)
-    cache.keep(ID, 0, piece(0, 100_000))
-    assert cache.find(ID, 0, 10) is None
-    cache.keep(ID, 0, piece(0, 60_000))
-    assert cache.find(ID, 0, 10) is not None
-
-
 def test_what_a_dead_process_was_writing_is_deleted_after_a_while(path: Path) -> None:
     cache = on_disk(path, 1 << 20)
     old, new = path / "0123456789abcdef.new", path / "0123456789abcde0.new"
@@ -246,50 +227,6 @@ def test_what_a_dead_process_was_writing_is_deleted_after_a_while(path: Path) ->
     cache.keep(ID, 0, piece(0, 100))
     assert not old.exists()
     assert new.exists()
-
-
-def test_a_use_is_noted_but_not_each(path: Path) -> None:
-    cache = on_disk(path)
-    cache.keep(ID, 0, piece(0, 100))
-    [file] = pieces_of(path)
-    for ago, is_noted in [(30, False), (100, True)]:
-        before = time.time() - ago
-        os.utime(file, (before, before))
-        cache.find(ID, 0, 10)
-        assert (file.stat().st_mtime > before + 1) is is_noted
-
-
-WORK = """
-import sys
-from random import Random
-from txstore.storage.kept import CacheDirectory, PackCache, PieceMemory
-path, seed = sys.argv[1], int(sys.argv[2])
-pack = Random(1).randbytes(1 << 20)
-cache, source, found = PackCache(CacheDirectory(path, 400_000), PieceMemory(0)), Random(seed), 0
-for i in range(1500):
-    offset = source.randrange(200) * 5000
-    content = cache.find(b"%016d" % (offset // 50_000), offset, 5000)
-    if content is None:
-        cache.keep(b"%016d" % (offset // 50_000), offset, pack[offset:offset + 5000])
-    else:
-        assert content == pack[offset:offset + 5000]
-        found += 1
-print(found)
-"""
-
-
-@pytest.mark.long
-def test_processes_share_a_directory_that_is_too_small(path: Path) -> None:
-    environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
-    command = [sys.executable, "-c", WORK, str(path)]
-    processes = [
-        subprocess.Popen([*command, str(seed)], stdout=subprocess.PIPE, env=environment, text=True) for seed in range(2)
-    ]
-    outputs = [process.communicate(timeout=60)[0] for process in processes]
-    assert [process.returncode for process in processes] == [0, 0]
-    assert all(int(output) > 50 for output in outputs)
-    assert used(path) <= 400_000
-    assert not list(path.glob("*.new"))
 
 
 # --- what does not work
@@ -411,19 +348,6 @@ def test_a_directory_that_goes_is_no_error(path: Path) -> None:
     cache.keep(ID, 0, piece(0, 100))
     assert cache.find(ID, 0, 100) is None
     cache.forget(ID)
-
-
-def test_packs_are_read_through_it(path: Path) -> None:
-    """A second process, or a second day: what was read is on disk."""
-    objects = FakeObjects()
-    values = Values(objects, 100, 5000, cache=on_disk(path))
-    for i in range(100):
-        values.view(i)
-    objects.clear()
-    again = Values(objects, 100, 5000, cache=on_disk(path))
-    for i in range(100):
-        again.view(i)
-    assert objects.requests == []
 
 
 def test_what_was_asked_for_before_all_was_forgotten_is_not_kept(cache: PackCache) -> None:

@@ -60,7 +60,7 @@ class Signals:
     def __init__(self, chance: random.Random, longest_pause: float) -> None:
         self.armed = False
         self.count = 0
-        self._chance = chance
+        self.chance = chance
         self.pause = longest_pause
         self.main = threading.main_thread().ident
         self.stop = threading.Event()
@@ -90,7 +90,7 @@ class Signals:
 
     def send(self) -> None:
         assert self.main is not None
-        while not self.stop.wait(self._chance.uniform(0, self.pause)):
+        while not self.stop.wait(self.chance.uniform(0, self.pause)):
             if self.armed:
                 signal.pthread_kill(self.main, SIGNAL)
 

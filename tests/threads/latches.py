@@ -87,22 +87,22 @@ class Thread(threading.Thread):
 
     def __init__(self, function: Callable[[], Any]) -> None:
         super().__init__(daemon=True)
-        self._function = function
+        self.function = function
         self._result: Any = None
-        self._error: BaseException | None = None
+        self.error: BaseException | None = None
         self.start()
 
     def run(self) -> None:
         try:
-            self._result = self._function()
+            self._result = self.function()
         except BaseException as error:  # noqa: BLE001 - raised in the thread that asks
-            self._error = error
+            self.error = error
 
     def result(self) -> Any:
         self.join(TIMEOUT)
         assert not self.is_alive(), "it does not come to an end"
-        if self._error is not None:
-            raise self._error
+        if self.error is not None:
+            raise self.error
         return self._result
 
 

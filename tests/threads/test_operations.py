@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, suppress
+from contextlib import suppress
 from typing import Any
 
 import numpy as np
@@ -17,9 +17,8 @@ import zarr
 
 import txstore
 from tests.threads.latches import A_WHILE, Latch, Thread, create, latch, values, writing
-from tests.tools.waiting import TIMEOUT, wait_until
+from tests.tools.waiting import TIMEOUT
 from txstore.pipeline import TxCodecPipeline
-from txstore.sessions import gate
 from txstore.transactions.transaction import Transaction
 
 
@@ -27,20 +26,20 @@ class Stopped:
     """A commit that has waited for all that was under way, and has not yet taken what is staged."""
 
     def __init__(self, store: txstore.TxStore, monkeypatch: pytest.MonkeyPatch) -> None:
-        self._reached, self.go_on = threading.Event(), threading.Event()
+        self.reached, self.go_on = threading.Event(), threading.Event()
         self.store = store
         real = Transaction.commit
 
         def commit(transaction: Transaction, *arguments: Any, **named: Any) -> Any:
             if transaction is ours:
-                self._reached.set()
+                self.reached.set()
                 assert self.go_on.wait(TIMEOUT)
             return real(transaction, *arguments, **named)
 
         ours = store.mapping
         monkeypatch.setattr(Transaction, "commit", commit)
         self.thread = Thread(store.commit)
-        assert self._reached.wait(TIMEOUT)
+        assert self.reached.wait(TIMEOUT)
 
     def finish(self) -> None:
         self.go_on.set()
@@ -119,17 +118,6 @@ def test_what_another_commits_while_a_chunk_is_written_is_a_conflict(repo, store
 
 
 # --- operations of many chunks
-def test_a_commit_holds_no_half_of_a_operation_that_begins_beside_it(repo, store, stop_commit):
-    x = create(store)
-    store.commit()
-    commit = stop_commit()
-    with latch(encodes=True, passes=8):
-        operation = writing(store, x, 2, at_once=False)
-        commit.finish()
-        assert len(set(committed(repo))) == 1
-    operation.result()
-    store.commit()
-    assert set(committed(repo)) == {2}
 
 
 @pytest.mark.parametrize("end", ["commit", "rollback"])
@@ -147,26 +135,6 @@ def test_a_operation_under_way_is_waited_for(repo: txstore.Repository, store: tx
     assert set(committed(repo)) == {expected}
     assert set(np.unique(zarr.open_array(store, path="x")[:])) == {expected}
     assert store.staged_count == 0
-
-
-def test_a_operation_that_came_while_a_commit_waited_is_in_the_next_one(repo, store):
-    x, y = create(store), create(store, "y")
-    store.commit()
-    with latch(encodes=True, passes=8):
-        first = writing(store, x, 2)
-        commit = Thread(store.commit)
-        commit.join(A_WHILE)
-        second = Thread(lambda: y.__setitem__(slice(None), 3))
-        second.join(A_WHILE)
-    first.result()
-    made = commit.result()
-    second.result()
-    store.commit()
-    before, after = repo.mapping(at=made.id), repo.mapping()
-    assert set(values(before, "x")) == {2}
-    assert set(values(before, "y")) in ({1}, {3})
-    assert set(values(after, "x")) == {2}
-    assert set(values(after, "y")) == {3}
 
 
 def test_a_read_is_of_one_commit(repo, store, stop_commit):
@@ -209,36 +177,3 @@ def test_metadata_and_chunks_of_an_append_are_in_one_commit(repo, store, stop_co
     operation.result()
     store.commit()
     assert committed(repo) == [1] * 16 + [2] * 8
-
-
-def test_a_operation_that_waits_is_let_in_though_the_commit_is_interrupted_when_it_opens_the_gate(
-    store: txstore.TxStore, stop_commit: Callable[[], Stopped], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    x = create(store)
-    store.commit()
-    commit = stop_commit()
-    operation = Thread(lambda: x.__setitem__(slice(None), 2))
-    wait_until(lambda: store._session.gate._waiting)  # type: ignore[union-attr]
-    interrupts = [KeyboardInterrupt()]
-
-    def interrupted(*errors: type[BaseException]) -> AbstractContextManager[None]:
-        if interrupts:
-            raise interrupts.pop()
-        return suppress(*errors)
-
-    monkeypatch.setattr(gate, "suppress", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        commit.finish()
-    operation.result()
-    store.commit()
-    assert set(x[:].tolist()) == {2}
-
-
-def test_what_a_thread_writes_without_zarr_waits_and_does_not_fail(store, stop_commit):
-    commit = stop_commit()
-    writing = Thread(lambda: store.__setitem__("key", b"1"))
-    writing.join(A_WHILE)
-    commit.finish()
-    writing.result()
-    assert store["key"] == b"1"
-    assert store.commit().statistics["keys_set"] == 1  # type: ignore[union-attr]

@@ -23,42 +23,6 @@ from txstore.sessions import gate
 from txstore.sessions.gate import Gate
 from txstore.sessions.zarr_operations import Operation, of_context
 
-COMMITS = 3000
-
-
-def commit_beside(read: Callable[[], object], store: txstore.TxStore) -> None:
-    """Commit three thousand times while another thread does nothing but read."""
-    done = threading.Event()
-
-    def go_on_reading() -> None:
-        while not done.is_set():
-            read()
-
-    reader = Thread(go_on_reading)
-    try:
-        for number in range(COMMITS):
-            store["key"] = b"%d" % number
-            store.commit()
-    finally:
-        done.set()
-        reader.result()
-
-
-@pytest.mark.long
-def test_a_thread_that_reads_an_array_beside_three_thousand_commits(repo: txstore.Repository, pipeline: str) -> None:
-    store = txstore.TxStore(repo, durability="none")
-    x = zarr.create_array(store, name="x", shape=(8,), chunks=(4,), dtype="i8", compressors=None)
-    commit_beside(lambda: x[:], store)
-    assert repo.mapping()["key"] == b"%d" % (COMMITS - 1)
-
-
-@pytest.mark.long
-def test_a_thread_that_reads_a_key_beside_three_thousand_commits(repo: txstore.Repository) -> None:
-    store = txstore.TxStore(repo, durability="none")
-    store["key"] = b"0"
-    commit_beside(lambda: store["key"], store)
-    assert repo.mapping()["key"] == b"%d" % (COMMITS - 1)
-
 
 @pytest.mark.parametrize("of_this_store", [False, True], ids=["another store", "this store"])
 def test_when_zarr_was_busy_for_too_long_a_later_commit_is_made(repo, store, monkeypatch, of_this_store):

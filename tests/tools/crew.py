@@ -51,31 +51,31 @@ class Crew:
 
     def __init__(self, work: Work, *, workers: int = 4, killed: int = 200) -> None:
         """`killed`: in so many of a thousand histories, one process is killed."""
-        self._context = multiprocessing.get_context("forkserver")
-        self._context.set_forkserver_preload([*LATE, work.__module__])
+        self.context = multiprocessing.get_context("forkserver")
+        self.context.set_forkserver_preload([*LATE, work.__module__])
         self.work, self.killed = work, killed
-        self._members = [self._member() for _ in range(workers)]
+        self.members = [self.member() for _ in range(workers)]
 
-    def _member(self) -> tuple[Any, Connection]:
-        ours, theirs = self._context.Pipe()
-        process = self._context.Process(target=serve, args=(theirs, self.work), daemon=True)
+    def member(self) -> tuple[Any, Connection]:
+        ours, theirs = self.context.Pipe()
+        process = self.context.Process(target=serve, args=(theirs, self.work), daemon=True)
         process.start()
         return process, ours
 
     def run(self, path: Path, seed: int, drawn: random.Random) -> list[Any]:
         """Return the reports of those that were not killed. Raises `FailedError`."""
-        for number, (_, connection) in enumerate(self._members):
+        for number, (_, connection) in enumerate(self.members):
             connection.send((str(path), f"{seed}/{number}"))
-        others = [each for _, each in self._members]
+        others = [each for _, each in self.members]
         if drawn.randrange(1000) < self.killed:
-            which = drawn.randrange(len(self._members))
-            process, connection = self._members[which]
+            which = drawn.randrange(len(self.members))
+            process, connection = self.members[which]
             connection.poll(drawn.random() * 0.4)
             process.kill()
             process.join()
             connection.close()
             others.remove(connection)
-            self._members[which] = self._member()
+            self.members[which] = self.member()
         reports = [each.recv() for each in others]
         for report in reports:
             if isinstance(report, FailedError):
@@ -83,7 +83,7 @@ class Crew:
         return reports
 
     def close(self) -> None:
-        for process, connection in self._members:
+        for process, connection in self.members:
             connection.send(None)
             process.join()
 

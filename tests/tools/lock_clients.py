@@ -8,14 +8,12 @@ import traceback
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from multiprocessing.connection import Connection
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from tests.tools.workers import QUICK
 from txstore.locks import chunk_locks
-from txstore.locks.holders import find_holders
 
 #: The kinds of locks that there are here.
 KINDS = ["table"] * (chunk_locks.locktable is not None) + ["ranges"] * (sys.platform == "linux") + ["files"]
@@ -49,11 +47,6 @@ def native() -> Any:
 def open_table(path: object, **options: Any) -> Any:
     module = importlib.import_module("txstore._native._locktable")
     return module.LockTable(str(path), timed_out=TimedOut, lost=Lost, forked=Forked, **options)
-
-
-def pids_of(path: Path) -> list[int]:
-    """The living members' processes."""
-    return [holder.pid for holder in find_holders(str(path.parent)).holders]
 
 
 def take_byte(fd: int, byte: int) -> None:

@@ -20,10 +20,10 @@ class BeforeEach(dict[str, Hook]):
 
     def __init__(self, hook: Hook) -> None:
         super().__init__()
-        self._hook = hook
+        self.hook = hook
 
     def get(self, name: str, default: Any = None) -> Hook:
-        return self._hook
+        return self.hook
 
 
 class BeforeEachChange(BeforeEach):

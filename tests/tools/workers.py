@@ -22,21 +22,21 @@ class Worker:
     daemon = True
 
     def __init__(self, function: Callable[..., Any], *arguments: Any, context: Any = SPAWN) -> None:
-        self._pipe, theirs = context.Pipe(duplex=False)
+        self.pipe, theirs = context.Pipe(duplex=False)
         self.process = context.Process(target=_run, args=(theirs, function, arguments), daemon=self.daemon)
         self.process.start()
         theirs.close()
 
     def result(self, timeout: float = TIMEOUT) -> Any:
         """Return what the function returned; its traceback is the message of what is raised otherwise."""
-        assert self._pipe.poll(timeout), "the worker does not answer"
-        well, answer = self._pipe.recv()
+        assert self.pipe.poll(timeout), "the worker does not answer"
+        well, answer = self.pipe.recv()
         self.process.join(TIMEOUT)
         assert well, f"in the worker:\n{answer}"
         return answer
 
     def answered(self, timeout: float = 0) -> bool:
-        return self._pipe.poll(timeout)
+        return self.pipe.poll(timeout)
 
 
 def _run(pipe: Connection, function: Callable[..., Any], arguments: tuple[Any, ...]) -> None:

@@ -348,27 +348,3 @@ def test_merged_runs_give_the_same_answers(quick: txstore.Repository, case: Case
     commit_often(quick, 14)
     assert len(quick.mapping().runs) < 8
     finish(quick, case, second)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("case", "one_first"), CASES)
-def test_a_commit_that_comes_just_before_the_lock_is_seen(quick, case, one_first, monkeypatch):
-    first, second = start(quick, case, one_first)
-    storage = quick.engine.storage
-    lock = storage.lock
-
-    def late(*args: Any, **named: Any) -> Any:
-        monkeypatch.setattr(storage, "lock", lock)
-        first.commit()
-        return lock(*args, **named)
-
-    monkeypatch.setattr(storage, "lock", late)
-    if case.conflict:
-        with pytest.raises(ConflictError):
-            second.commit()
-        second.rollback()
-        return
-    second.commit()
-    monkeypatch.undo()
-    first.commit()  # where the second had nothing to publish, and so took no lock
-    assert case.after(zarr.open_group(quick.snapshot(), mode="r")) in (None, True, 1)

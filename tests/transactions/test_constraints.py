@@ -31,7 +31,7 @@ from tests.tools.steps import forked, status_of
 from txstore import ConflictError, ConstraintError, TransactionStateError
 from txstore.constraints import Complete, Constraint, EqualLength, Fixed, Frozen, OnlyGrows, RequiredAttributes
 from txstore.errors import NodeNotFoundError, UnsupportedFormatError
-from txstore.format import commitfile, documents
+from txstore.format import commitfile
 from txstore.history.new_commit import NewCommit
 
 ALIGNED = EqualLength(["x", "y"])
@@ -140,19 +140,6 @@ def test_what_is_broken_is_refused_and_what_is_not_is_not(repo, case, others):
     store.rollback()
 
 
-@pytest.mark.parametrize(
-    "case",
-    [case for case in CASES if case.broken is not None and case.name.startswith(("lengths", "attributes", "complete"))],
-    ids=lambda case: case.name,
-)
-def test_it_has_to_be_so_when_it_is_declared(repo, case):
-    commit(repo, case.before, case.step)
-    with pytest.raises(ConstraintError) as caught:
-        repo.constraints["it"] = case.constraint
-    assert case.broken[0] in [violation.where for violation in caught.value.violations]
-    assert not repo.constraints
-
-
 #: What a frozen part refuses, and what it does not; the group `g` has the array `x`, and `y` lies beside it.
 FROZEN = {
     "a value": (put(0, 5, path="g/x"), "g/x/c/0"),
@@ -224,35 +211,6 @@ def test_a_frozen_repository(repo, tmp_path):
     for wrong in ("", None, 7):
         with pytest.raises(TypeError, match="say why"):
             repo.freeze(wrong)
-
-
-@pytest.mark.parametrize("chunk", ["x.0", "x/0", "x/0.0"])
-def test_format_2(repo, chunk):
-    """Its documents are two, and its chunks have other names."""
-    flat = chunk == "x/0.0"
-    name, separator = ("x", "/" if chunk == "x/0" else ".")
-    options: dict[str, Any] = {"zarr_format": 2, "config": {"write_empty_chunks": True}}
-    options["chunk_key_encoding"] = {"name": "v2", "separator": separator}
-    with repo.transaction() as store:
-        shape = (8, 4) if flat else (8,)
-        z = zarr.create_array(store, name=name, shape=shape, chunks=(4,) * len(shape), dtype="i4", **options)
-        z[...] = 0
-        z.attrs["units"] = "m"
-        kinds = (Complete("x"), Fixed("x"), OnlyGrows("x"), RequiredAttributes("x", {"units": "m"}))
-        for constraint in kinds:
-            store.constraints[constraint.kind.replace(" ", "-")] = constraint
-    for step, broken in [
-        (without("x/0.0" if flat else "x/0"), "complete"),
-        (lambda store: array(store).attrs.update(units="km"), "attributes"),
-        (edit_document("x/.zarray", dtype="<f4"), "fixed"),
-        (edit_document("x/.zarray", compressor=None), "fixed"),
-        (resize(*((3, 4) if flat else (3,))), "only-grows"),
-    ]:
-        with pytest.raises(ConstraintError) as caught:
-            commit(repo, step)
-        assert broken in {violation.constraint for violation in caught.value.violations}
-    commit(repo, lambda store: array(store).attrs.update(a=1))
-    assert dict(repo.constraints).keys() == {"complete", "fixed", "only-grows", "attributes"}
 
 
 @pytest.mark.skipif(not HAS_RECTILINEAR, reason="this zarr has no rectilinear grids")
@@ -362,15 +320,6 @@ def test_what_every_writer_can_not_check_is_not_declared(repo):
     assert not repo.constraints
 
 
-def test_chunks_with_names_of_another_kind(repo, monkeypatch):
-    """Which chunk a key is can't be told then, but which key a chunk has."""
-    commit(repo, full())
-    repo.constraints["whole"] = Complete("x")
-    monkeypatch.setattr(documents.Node, "index_of", lambda *_: None)
-    with pytest.raises(ConstraintError, match="x/c/1"):
-        commit(repo, without("x/c/1"))
-
-
 def test_what_changes_nothing_is_no_commit(repo):
     commit(repo, XY)
     repo.constraints["aligned"] = ALIGNED
@@ -379,26 +328,6 @@ def test_what_changes_nothing_is_no_commit(repo):
         store.constraints["a"] = OnlyGrows("x")
         del store.constraints["a"]
     assert repo.head().version == 1
-
-
-def test_two_drop_the_same(repo):
-    commit(repo, XY)
-    repo.constraints["aligned"] = ALIGNED
-    stores = [repo.transaction(f"{number}") for number in range(2)]
-    for number, store in enumerate(stores):
-        del store.constraints["aligned"]
-        store[f"other/c/{number}"] = b"1"
-    for store in stores:
-        store.commit()
-    assert not repo.constraints
-
-
-def test_a_transaction_that_was_committed_says_what_it_declared(repo):
-    commit(repo, XY)
-    mapping = repo.begin()
-    mapping.constraints["aligned"] = ALIGNED
-    mapping.commit()
-    assert dict(mapping.constraints) == {"aligned": ALIGNED}
 
 
 def test_dropped_and_broken_in_one_commit(repo):
@@ -420,15 +349,6 @@ def test_rolled_back_it_is_not_declared(repo):
     store.constraints["aligned"] = ALIGNED
     with pytest.warns(txstore.UncommittedChangesWarning, match="1 staged"):
         del store
-
-
-@pytest.mark.parametrize("name", ["self", "name", "more", "a-b.c_1", "7"])
-def test_names(repo, name):
-    commit(repo, XY)
-    repo.constraints[name] = ALIGNED
-    assert dict(repo.constraints) == {name: ALIGNED}
-    del repo.constraints[name]
-    assert not repo.constraints
 
 
 @pytest.mark.parametrize("name", ["", "a/b", ".a", 3])
@@ -585,16 +505,6 @@ def test_maintenance_keeps_them(repo, tmp_path):
     assert not repo.verify().faults
 
 
-def test_an_import_and_plain_mappings_are_checked(repo, tmp_path):
-    commit(repo, XY)
-    repo.constraints["aligned"] = ALIGNED
-    with pytest.raises(ConstraintError), repo.begin() as mapping:
-        del mapping["x/zarr.json"]
-    repo.export(tmp_path / "plain.zarr")
-    with pytest.raises(FileExistsError):
-        repo.import_from(tmp_path / "plain.zarr")
-
-
 def test_who_does_not_know_constraints_can_read_and_not_write(repo, monkeypatch):
     commit(repo, XY)
     repo.constraints["aligned"] = ALIGNED
@@ -605,16 +515,6 @@ def test_who_does_not_know_constraints_can_read_and_not_write(repo, monkeypatch)
         with pytest.raises(UnsupportedFormatError, match="required feature 32, which whoever commits has to keep"):
             commit(other, put(0, 2))
     assert values(repo) == [1] * 8
-
-
-def test_who_does_not_know_one_can_read_and_not_write(repo, monkeypatch):
-    commit(repo, XY)
-    repo.constraints["aligned"] = ALIGNED
-    monkeypatch.setattr("txstore.format.constraints.KINDS", {})
-    other = txstore.Repository(repo.url)
-    assert values(other) == [1] * 8
-    with pytest.raises(UnsupportedFormatError, match="equal length"):
-        commit(other, put(0, 2))
 
 
 def test_the_page(tmp_path, monkeypatch, capsys):

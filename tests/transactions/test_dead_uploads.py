@@ -14,7 +14,6 @@ from tests.tools.faults import always
 from tests.tools.inside import objects_of
 from tests.tools.waiting import TIMEOUT, wait_for_background_cleanup
 from txstore.format import names
-from txstore.history import staged_packs
 from txstore.segments import object_writer
 from txstore.storage.objects import client
 from txstore.storage.objects.interface import Object
@@ -167,14 +166,6 @@ def test_what_a_living_process_has_uploaded_stays(url: str, server: Server) -> N
     assert txstore.Repository(url).verify().ok
 
 
-def test_what_this_process_itself_has_uploaded_stays(url: str, server: Server) -> None:
-    store = upload(url)
-    server.time += 2 * HOUR  # its renewals did not come through
-    assert reclaim.reclaim_uploads(store.mapping.staging._commits.storage) == []
-    assert len(of(url, store)) >= 20
-    store.rollback()
-
-
 def test_who_comes_back_after_it_was_taken_for_dead_does_not_commit(url: str, server: Server) -> None:
     slow = upload(url)
     server.time += 2 * HOUR
@@ -275,22 +266,6 @@ def test_the_next_one_goes_on_where_one_was_interrupted(url: str, server: Server
     assert not of(url, dead)
     assert not staged(url)
     assert report.oldest_kept == 0
-
-
-def test_a_young_process_that_commits_little_asks_nothing(url, server, monkeypatch):
-    server.listed.clear()
-    repo = write(url, large=False)
-    commit(repo, large=False)
-    assert not server.listed[names.STAGING]
-    monkeypatch.setattr(staged_packs, "FIRST_LOOK", 0.0)
-    for _ in range(3):
-        commit(repo, large=False)
-    assert server.listed[names.STAGING] == 1
-    commit(repo, large=True)
-    assert server.listed[names.STAGING] == 1
-    monkeypatch.setattr(staged_packs, "NEXT_LOOK", 0.0)
-    commit(repo, large=False)
-    assert server.listed[names.STAGING] == 2
 
 
 def test_a_look_that_fails_fails_nobody(url: str, server: Server, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -26,17 +26,6 @@ def file_of(repo: txstore.Repository, version: int) -> Path:
     return Path(repo.url, names.commit_path("main", version))
 
 
-def test_the_first_durable_commit_syncs_that_there_is_a_repository(open_repo: OpenRepo) -> None:
-    scratch = open_repo(durability="none")
-    scratch.begin().staging.part.begin()  # creates it, syncs nothing, commits nothing
-    repo = open_repo()
-    storage = watch(repo)
-    put(repo, "key")
-    synced = storage.named("sync_file", "sync_directory")
-    assert ("sync_file", names.FORMAT) in synced
-    assert {("sync_directory", name) for name in ("", "..", "commits")} <= set(synced)
-
-
 def test_a_failed_sync_of_the_parent_poisons(open_repo: OpenRepo) -> None:
     put(open_repo(durability="none"), "first")
     repo = open_repo()
@@ -122,20 +111,6 @@ def test_a_commit_says_how_many_below_it_are_pending(pending: txstore.Repository
     assert pending_of(6) == 0
 
 
-@pytest.mark.parametrize("head_cache", [True, False], ids=["head_cache", "no head cache"])
-@pytest.mark.parametrize("lost", [1, 2, 3])
-def test_pending_commits_above_a_lost_one_are_not_followed(pending, power_loss, lost, head_cache):
-    power_loss(file_of(pending, lost))
-    if not head_cache:
-        Path(pending.url, names.head_cache_path("main")).unlink()
-    repo = txstore.Repository(pending.url)
-    assert sorted(repo.mapping()) == ["durable", *(f"pending {version}" for version in range(1, lost))]
-    for key in ("over", "over it", "over all"):
-        put(repo, key)
-    assert repo.verify().faults == []
-    assert repo.head().version == lost + 2
-
-
 def test_nobody_builds_on_too_many_pending_commits(pending, monkeypatch):
     monkeypatch.setattr("txstore.history.branches_on_disk.MAX_PENDING", 2)
     repo = txstore.Repository(pending.url)
@@ -168,34 +143,6 @@ def test_others_commit_while_the_directory_is_synced(open_repo: OpenRepo) -> Non
 
 def head_cache_of(repo: txstore.Repository) -> records.HeadCache:
     return records.HeadCache.decode(Path(repo.url, names.head_cache_path("main")).read_bytes())
-
-
-def test_the_head_cache_calls_nothing_durable_that_is_not(open_repo: OpenRepo) -> None:
-    repo = open_repo()
-    put(repo, "first")
-    seen = []
-    watch(repo).before["sync_directory"] = lambda path: seen.append(head_cache_of(repo))
-    put(repo, "key")
-    assert [(head_cache.version, head_cache.durable) for head_cache in seen] == [(1, False)]
-    head_cache = head_cache_of(repo)
-    assert (head_cache.version, head_cache.is_durable_at(repo.engine.storage.place())) == (1, True)
-    put(open_repo(durability="none"), "not synced")
-    assert (head_cache_of(repo).version, head_cache_of(repo).durable) == (2, False)
-
-
-@pytest.mark.skipif(LocalStorage("/").boot() == 0, reason="this system does not tell one boot from another")
-def test_within_one_boot_parents_are_not_looked_for(pending, monkeypatch):
-    def versions_read() -> list[str]:
-        repo = txstore.Repository(pending.url)
-        storage = watch(repo)
-        assert repo.head().version == 3
-        return [path for _, path, _ in storage.named("read_tail")]
-
-    above = names.commit_path("main", 4)
-    assert versions_read() == [names.commit_path("main", 3), above]
-    for boot in (0, 1):  # not known, and another one
-        monkeypatch.setattr(LocalStorage, "boot", lambda _, boot=boot: boot)
-        assert versions_read() == [*(names.commit_path("main", version) for version in (3, 2, 1, 0)), above]
 
 
 def test_an_older_commit_is_read_beside_a_torn_newer_one(repo: txstore.Repository) -> None:

@@ -13,9 +13,9 @@ import zarr
 
 import txstore
 from tests.tools.waiting import wait_until
-from txstore.errors import LockTimeoutError, TransactionStateError
+from txstore.errors import LockTimeoutError
 from txstore.transactions.held_locks import TransactionLocks
-from txstore.transactions.regions import APPEND, METADATA
+from txstore.transactions.regions import APPEND
 
 DEADLINE = 30
 
@@ -118,11 +118,6 @@ def begin(table, repo, lock, timeout=0.0, newest=None):
 
 
 # --- at the newest commit
-def test_what_is_covered_is_held(table, repo):
-    locks, base = begin(table, repo, {"x": np.s_[0:5]})
-    assert set(table.held) == {"x/c/0", "x/c/1"}
-    assert base.commit == repo.head()
-    locks.close()
 
 
 def test_the_base_is_taken_when_the_locks_are_held(table, repo):
@@ -238,64 +233,7 @@ def test_the_deadline_is_for_all_together(table, repo, timeout):
     other.close()
 
 
-def test_locks_that_somebody_holds(table, repo):
-    first, _ = begin(table, repo, {"x": 0})
-    with pytest.raises(LockTimeoutError):
-        begin(table, repo, {"x": np.s_[0:8]})
-    assert set(table.held) == {"x/c/0"}
-    second, _ = begin(table, repo, {"x": np.s_[4:8]})
-    first.close()
-    second.close()
-
-
-def test_what_can_not_be_resolved_holds_nothing(table, repo):
-    for lock in ({"x": 10}, "nope", {"x": None}):
-        with pytest.raises((LookupError, TypeError)):
-            begin(table, repo, lock)
-    assert table.calls == []
-
-
-def test_nothing_to_lock(table, repo):
-    locks, base = begin(table, repo, {"x": np.s_[20:]})
-    assert base.commit == repo.head()
-    assert table.owners == 0
-    locks.close()
-
-
-def test_appenders_and_writers_do_not_wait_for_each_other(table, repo):
-    locks = [begin(table, repo, lock)[0] for lock in ({"x": APPEND}, {"x": 0}, {"x": np.s_[4:8]})]
-    with pytest.raises(LockTimeoutError):
-        begin(table, repo, {"x": METADATA})
-    for each in locks:
-        each.close()
-
-
 # --- what is held
-def test_dirty_keys_are_told(table):
-    table.dirty = {"a", "c"}
-    locks = TransactionLocks(table)
-    assert locks.acquire(["a", "b"], 0) == ["a"]
-    locks.close()
-
-
-def test_each_is_released_as_often_as_it_was_acquired(table):
-    locks = TransactionLocks(table)
-    locks.acquire(["a"], 0)
-    locks.acquire(["a"], 0)
-    locks.release(["a"])
-    assert set(table.held) == {"a"}
-    locks.release(["a"])
-    assert table.held == {}
-
-
-def test_parked_keys_are_held_to_the_end(table):
-    locks = TransactionLocks(table)
-    locks.acquire(["a"], 0)
-    locks.park(["a"])
-    with pytest.raises(LockTimeoutError):
-        TransactionLocks(table).acquire(["a"], 0)
-    locks.close()
-    assert table.held == {}
 
 
 def test_whoever_shares_leaves_what_it_locked_to_its_siblings(table, repo):
@@ -319,38 +257,4 @@ def test_the_fence(table):
     table.lost = ["a"]
     with pytest.raises(txstore.ConflictError, match="'a'"):
         locks.fence()
-    locks.close()
-
-
-def test_nothing_is_locked_after_the_end(table):
-    locks = TransactionLocks(table)
-    locks.acquire(["a"], 0)
-    locks.close()
-    locks.close()
-    locks.release(["a"])
-    locks.park(["a"])
-    locks.fence()
-    with pytest.raises(TransactionStateError):
-        locks.acquire(["a"], 0)
-
-
-def test_threads_that_lock_first_at_the_same_time_are_one_owner(table, monkeypatch):
-    """Of two owners one would be forgotten, and its locks never given up."""
-    entered = threading.Barrier(2)
-    make = table.owner
-
-    def slowly():
-        time.sleep(0.05)
-        return make()
-
-    monkeypatch.setattr(table, "owner", slowly)
-    locks = TransactionLocks(table)
-
-    def acquire(key):
-        entered.wait(DEADLINE)
-        locks.acquire([key], 0)
-
-    with ThreadPoolExecutor(2) as pool:
-        list(pool.map(acquire, ["a", "b"]))
-    assert table.owners == 1
     locks.close()

@@ -1,6 +1,5 @@
 """I11 for labels: no commit repeats one or puts one out of order, whoever makes it; only what it changes is read."""
 
-import json
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -16,11 +15,7 @@ from tests.tools.steps import forked, status_of
 from txstore import ConstraintError
 from txstore.codecs.chunk_codec import ChunkDecoder
 from txstore.constraints import Constraint, Sorted, Unique
-from txstore.errors import UnsupportedFormatError
-from txstore.format import constraints
 from txstore.format import labels as labels_module
-from txstore.history.new_commit import NewCommit
-from txstore.transactions.draft import CommitOutcome
 
 
 def labels(values: Sequence[Any], path: str = "x", chunks: int = 4, **options: Any) -> Step:
@@ -253,16 +248,6 @@ def test_dates_are_told(repo, attributes, shown, zarr_format):
     assert fault_of(caught, "order") == f"its labels do not ascend: {shown} at 2 follows {shown} at 1"
 
 
-def test_what_can_not_be_decoded_is_an_error(repo, monkeypatch):
-    commit(repo, labels([*range(8)], zarr_format=2, compressors=numcodecs.Zlib()))
-    repo.constraints["it"] = Sorted("x")
-    monkeypatch.setattr("txstore.codecs.allowed_codecs._COMPUTING", frozenset({"bytes"}))
-    with pytest.raises(ConstraintError) as caught:
-        commit(repo, add(8))
-    assert "its labels can't be compared, since" in fault_of(caught)
-    assert "zlib" in fault_of(caught)
-
-
 # --- who commits
 def days(first: int, count: int = 2) -> xr.Dataset:
     time = np.datetime64("2024-01-01") + np.arange(first, first + count)
@@ -283,21 +268,6 @@ def test_xarray_appends(repo, constraint):
     ds = xr.open_dataset(repo, engine="txstore")
     assert ds.sizes["time"] == 6
     assert ds.indexes["time"].is_unique
-
-
-def test_two_write_the_same_label_into_different_chunks(repo):
-    """No key of theirs is in conflict."""
-    commit(repo, labels(TEN))
-    repo.constraints["it"] = Unique("x")
-    one, other = repo.transaction(), repo.transaction()
-    put(0, 99)(one)
-    put(9, 99)(other)
-    one.commit()
-    with pytest.raises(ConstraintError, match="99 at 0, 9"):
-        other.commit()
-    put(9, 98)(other)
-    other.commit()
-    assert found(repo) == [99, *range(11, 19), 98]
 
 
 @pytest.mark.parametrize("on_conflict", [None, "merge"])
@@ -359,24 +329,6 @@ def test_copied_and_moved(repo):
     assert found(repo) == [1, 2, 3, 4]
     with pytest.raises(ConstraintError, match="there is no array"):
         commit(repo, lambda store: store.move("x", "y"))
-
-
-def test_chunks_taken_from_elsewhere(repo):
-    commit(repo, labels([*range(0, 80, 10)]))
-    repo.constraints["it"], repo.constraints["order"] = Unique("x"), Sorted("x")
-    store = repo.begin()
-    store.nodes.take({"x/c/1": "x/c/0"}, repo.mapping())
-    with pytest.raises(ConstraintError) as caught:
-        store.commit()
-    assert "0 at 0, 4; 10 at 1, 5" in fault_of(caught)
-    assert fault_of(caught, "order") == "its labels do not ascend: 0 at 4 follows 30 at 3"
-    store.rollback()
-    store = repo.begin()
-    store.nodes.take({"x/c/0": "x/c/1", "x/c/1": "x/c/0"}, repo.mapping())
-    with pytest.raises(ConstraintError) as caught:
-        store.commit()
-    assert [each.constraint for each in caught.value.violations] == ["order"]
-    store.rollback()
 
 
 def test_the_same_bytes_of_another_type(repo):
@@ -451,46 +403,6 @@ def test_a_commit_reads_what_it_changes_and_what_is_beside(repo, decoded):
     assert decoded == []
 
 
-@pytest.fixture
-def looked_up(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """The chunks that are looked up for a check."""
-    noted: list[str] = []
-    identify = CommitOutcome.identify
-    forget()
-
-    def counted(self: CommitOutcome, keys: Sequence[str]) -> Any:
-        noted.extend(keys)
-        return identify(self, keys)
-
-    monkeypatch.setattr(CommitOutcome, "identify", counted)
-    return noted
-
-
-def test_what_no_commit_changes_is_not_even_looked_up(repo, looked_up):
-    commit(repo, labels([*range(400)]), labels([1], "y"))
-    repo.constraints["it"] = Unique("x")
-    commit(repo, add(400))
-    looked_up.clear()
-    for number in range(401, 404):
-        commit(repo, add(number))
-        commit(repo, put(0, number, "y"))
-    commit(repo, put(7, 1000))
-    assert set(looked_up) <= {"x/c/1", "x/c/99", "x/c/100"}
-    repo.branches["dev"] = repo.head()
-    looked_up.clear()
-    for value in (2000, 2001):
-        commit(repo, put(0, value), branch="dev")
-    assert len(looked_up) < 10
-    commit(repo, put(0, 4000), branch="dev")
-    looked_up.clear()
-    commit(repo, lambda store: store.mapping.delete_dir("y"), put(0, 3000))
-    assert len(looked_up) > 100, "what was known last was of another branch"
-    repo.vacuum(keep=1)
-    commit(repo, put(0, 4000))
-    with pytest.raises(ConstraintError, match="4000 at 0, 9"):
-        commit(repo, put(9, 4000))
-
-
 #: What another process does, and a label that is there then and was not before. Behind the end of x lie 18 and 19.
 OF_OTHERS = {
     "a value": (put(0, 500), 500),
@@ -545,23 +457,6 @@ def test_a_chunk_that_another_process_has_deleted_with_all_above_it(repo):
     commit(repo, put(5, 4))
 
 
-def test_what_was_checked_is_not_checked_again_when_others_change_other_arrays(repo, decoded, monkeypatch):
-    """They wait meanwhile: it is done under the commit lock."""
-    commit(repo, labels([*range(400)]), labels([1], "y"))
-    meanwhile, prepare = list[Step](), NewCommit.prepare
-
-    def late(self: NewCommit, head: Any) -> Any:
-        while meanwhile:
-            commit(repo, meanwhile.pop())
-        return prepare(self, head)
-
-    monkeypatch.setattr(NewCommit, "prepare", late)
-    for name, rule, count in (("order", Sorted("x"), 100), ("it", Unique("x"), 200)):
-        meanwhile.append(put(0, 2, "y"))
-        repo.constraints[name] = rule
-        assert len(decoded) == count
-
-
 def test_labels_in_no_order_are_compared_a_part_at_a_time(repo, decoded, monkeypatch):
     values = np.random.default_rng(1).permutation(4000)
     commit(repo, labels(values, chunks=50))
@@ -579,13 +474,6 @@ def test_labels_in_no_order_are_compared_a_part_at_a_time(repo, decoded, monkeyp
     assert f"'{values[10]}' at 10, 2000" in fault_of(caught)
 
 
-def test_zeros_of_two_signs_are_equal(repo, monkeypatch):
-    monkeypatch.setattr(labels_module, "_AT_ONCE", 1)
-    commit(repo, labels([3.0, -0.0, 5.0, 1.0, 0.0, 4.0]))
-    with pytest.raises(ConstraintError, match=r"at 1, 4"):
-        repo.constraints["it"] = Unique("x")
-
-
 # --- storage, format
 
 
@@ -601,29 +489,3 @@ def test_far_away_chunks_are_fetched_together(far, requests):
     requests.clear()
     commit(repo, add(40_000))
     assert len(requests) < 10
-
-
-def test_round_trip(repo):
-    commit(repo, labels(TEN), labels([3, 2], "y"))
-    declared = {"a": Unique("x"), "b": Sorted("x"), "c": Sorted("y", descending=True, strict=False)}
-    for name, each in declared.items():
-        repo.constraints[name] = each
-    assert dict(txstore.Repository(repo.url).constraints) == declared
-    assert json.loads(json.dumps(repo.engine.newest().declared.constraints)) == {
-        "a": {"kind": "unique", "path": "x"},
-        "b": {"kind": "sorted", "path": "x", "descending": False, "strict": True},
-        "c": {"kind": "sorted", "path": "y", "descending": True, "strict": False},
-    }
-    for wrong in (lambda: Sorted("x", descending="yes"), lambda: Sorted("x", strict=1), lambda: Unique(7)):
-        with pytest.raises(TypeError):
-            wrong()
-
-
-def test_who_does_not_know_them_can_read_and_not_write(repo, monkeypatch):
-    commit(repo, labels(TEN))
-    repo.constraints["it"] = Unique("x")
-    monkeypatch.setattr(constraints, "KINDS", {k: v for k, v in constraints.KINDS.items() if k != "unique"})
-    other = txstore.Repository(repo.url)
-    assert found(other) == TEN
-    with pytest.raises(UnsupportedFormatError, match="a constraint of kind 'unique'"):
-        commit(other, add(20))

@@ -135,26 +135,6 @@ def test_late_writes_after_a_failed_write_are_refused(repo, store, pipeline):
     assert repo.head().version == 0
 
 
-def test_a_with_block_that_fails_leaves_no_late_writes(repo: txstore.Repository, pipeline: str) -> None:
-    store = txstore.TxStore(repo)
-    with zarr.config.set({"threading.max_workers": 4}):
-        data = sevens_first()
-        z = zarr.create_array(
-            store, name="x", shape=data.shape, chunks=(1, data.shape[1]), dtype="u1", compressors=[SlowCodec()]
-        )
-        store.commit()
-        SlowCodec.raises = True
-        SlowCodec.go_on.set()
-        try:
-            with pytest.raises(ValueError, match="seven"), store:
-                z[:] = data
-                raise AssertionError
-        finally:
-            SlowCodec.raises = False
-        assert nothing_arrives(store)
-    assert repo.head().version == 0
-
-
 def slow_write(repo: txstore.Repository, write: Callable[[], object]) -> tuple[threading.Thread, threading.Event]:
     """Begin a write in a thread, which goes on when the event is set."""
     storage = watch(repo)
@@ -247,20 +227,6 @@ def test_a_commit_is_possible_on_the_loop_of_zarr(repo: txstore.Repository) -> N
 
     zarr.core.sync.sync(commit_there())
     assert values(repo) == [1] * 8
-
-
-def test_draining_does_not_wait_for_threads_that_were_never_started(monkeypatch: pytest.MonkeyPatch) -> None:
-    from txstore.sessions.zarr_operations import finish_codec_threads
-
-    if not hasattr(zarr.core.codec_pipeline, "_pool"):
-        pytest.skip("no codec threads in this zarr")
-    with ThreadPoolExecutor(4) as pool:
-        pool.submit(int).result()
-        pool._idle_semaphore.release()  # it may count a thread as idle that has taken a task meanwhile
-        monkeypatch.setattr(zarr.core.codec_pipeline, "_pool", pool)
-        start = time.monotonic()
-        assert finish_codec_threads(timeout=TIMEOUT)
-        assert time.monotonic() - start < TIMEOUT
 
 
 # --- reading beside a commit

@@ -105,17 +105,6 @@ def test_what_fails_stages_nothing(transaction: Transaction) -> None:
     transaction.rollback()
 
 
-def test_who_reads_what_is_being_rolled_back_is_told(transaction: Transaction) -> None:
-    """A rollback does not wait for ever for those who read."""
-    transaction["a/c/1"] = bytes(1 << 20)
-    staging = transaction.staging
-    link = staging.staged.get("a/c/1")
-    assert link is not None
-    transaction.rollback()
-    with pytest.raises(txstore.TransactionStateError, match="rolled back while it was read"):
-        staging.view._stored(link)
-
-
 def test_two_stores_of_one_participant(tmp_path: Path) -> None:
     """Stores that a process has joined with stage as one: their threads must wait for one another."""
     repo = txstore.Repository(tmp_path / "data.tx")

@@ -1,6 +1,5 @@
 """Chunks that are written in part: merged beside other commits (I5), and among processes of one transaction (I7)."""
 
-import contextlib
 from typing import Any
 
 import numpy as np
@@ -8,7 +7,6 @@ import pytest
 import zarr
 
 import txstore
-from tests.tools.arrays import commit_often
 from tests.tools.inside import open_named
 from tests.tools.members import join_in_this_process
 from tests.tools.parts import create, read_chunk, region_of, write_part
@@ -62,42 +60,6 @@ def test_the_same_element(repo: txstore.Repository, equal: bool) -> None:
         mine.commit()
     assert caught.value.keys == (KEY,)
     mine.rollback()
-
-
-def test_what_others_wrote_as_it_was_is_no_change(repo: txstore.Repository) -> None:
-    create(repo)
-    mine, theirs = repo.begin(), repo.begin()
-    write_part(mine, KEY, slice(3, 5), lambda there: there + 1)
-    write_part(theirs, KEY, slice(0, 4), lambda there: [5, 6, 7, *there[3:]])
-    merged(theirs, mine)
-    assert at_head(repo) == [5, 6, 7, 14, 15, *BASE[5:]]
-
-
-def test_on_each_new_head(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Others commit while this commit is on its way, the last of them when it has its turn."""
-    create(repo)
-    mine = repo.begin()
-    write_part(mine, KEY, slice(0, 1), 1)
-    rivals = [repo.begin() for _ in range(3)]
-    for number, rival in enumerate(rivals, 1):
-        write_part(rival, KEY, slice(number, number + 1), number + 1)
-    committer_class = txstore.transactions.draft.Draft
-    catch_up = committer_class.catch_up
-
-    def late(self: Any) -> Any:
-        if self.staging is mine.staging and rivals:
-            rival = rivals.pop()
-            with pytest.MonkeyPatch.context() as patch:
-                patch.setattr(type(repo.engine.storage), "lock", lambda *_, **__: contextlib.nullcontext())
-                rival.commit()
-        return catch_up(self)
-
-    monkeypatch.setattr(committer_class, "catch_up", late)
-    mine.commit()
-    if rivals:
-        for rival in rivals:
-            rival.commit()
-    assert at_head(repo) == [1, 2, 3, 4, *BASE[4:]]
 
 
 def test_a_chunk_that_is_missing_is_all_fill_value(repo: txstore.Repository) -> None:
@@ -171,18 +133,6 @@ def test_serializable_transactions_are_checked_by_key(repo: txstore.Repository) 
     refused(theirs, mine)
 
 
-def test_what_is_left_of_a_chunk_is_read_of_the_base(repo: txstore.Repository) -> None:
-    """A serializable transaction that reads a chunk after it has written a part of it."""
-    create(repo, shape=(16,))
-    mine, theirs = repo.begin(isolation="serializable"), repo.begin()
-    write_part(mine, KEY, slice(0, 1), lambda there: there)
-    assert read_chunk(mine, KEY) == BASE
-    mine["x/c/1"] = bytes(mine["x/c/1"])
-    assert KEY in mine.staging.view.reads(()).keys
-    mine.rollback()
-    theirs.rollback()
-
-
 def test_nothing_is_merged_that_codecs_lose(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
     create(repo, compressors=[zarr.codecs.GzipCodec()])  # the C has no codec that loses anything
     mine, theirs = repo.begin(), repo.begin()
@@ -227,26 +177,6 @@ def test_a_merge_keeps_constraints(repo: txstore.Repository) -> None:
     write_part(mine, KEY, slice(0, 1), 1)
     mine.commit()
     assert at_head(repo) == [1] + [0] * 7
-
-
-@pytest.mark.parametrize("before", range(1, 7))
-def test_runs_are_merged_behind_merged_chunks(repo, before, monkeypatch):
-    create(repo)
-    commit_often(repo, before)
-    mine, theirs = repo.begin(), repo.begin()
-    write_part(mine, KEY, slice(0, 2), 1)
-    write_part(theirs, KEY, slice(4, 8), 2)
-    storage, lock = repo.engine.storage, repo.engine.storage.lock
-
-    def late(*arguments: Any, **named: Any) -> Any:
-        monkeypatch.setattr(storage, "lock", lock)
-        theirs.commit()
-        return lock(*arguments, **named)
-
-    monkeypatch.setattr(storage, "lock", late)
-    mine.commit()
-    assert at_head(repo) == [1, 1, 12, 13, 2, 2, 2, 2]
-    assert repo.snapshot().mapping["noise/c/0"] == str(before - 1).encode()
 
 
 @pytest.mark.parametrize(
@@ -303,42 +233,6 @@ def test_objects_are_not_merged(repo: txstore.Repository) -> None:
 
 
 # --- several participants of one transaction
-class Participants:
-    def __init__(self, repo: txstore.Repository) -> None:
-        self.repo = repo
-        self.owner = repo.begin()
-        self.owner.lifecycle.share()
-        self.others: list[Transaction] = []
-
-    def join(self) -> Transaction:
-        self.others.append(join_in_this_process(self.repo, self.owner.staging.record.id))
-        return self.others[-1]
-
-    def commit(self, **options: Any) -> None:
-        for other in self.others:
-            if not other.staging.part.has_failed:
-                other.lifecycle.seal()
-        self.owner.commit(**options)
-
-    def die(self, other: Transaction) -> None:
-        """Its process has died before it had sealed its part."""
-        self.others.remove(other)
-        other.staging.part.writer.close()
-        other.lifecycle.end()
-
-    def end(self) -> None:
-        for other in self.others:
-            other.staging.part.close()
-            other.lifecycle.end()
-        self.owner.rollback()
-
-
-@pytest.fixture
-def among(repo: txstore.Repository) -> Any:
-    create(repo)
-    found = Participants(repo)
-    yield found
-    found.end()
 
 
 @pytest.mark.parametrize("lost", [0, 1])

@@ -204,44 +204,6 @@ def test_objects_of_what_was_moved_are_stale(filled: txstore.Repository) -> None
         old[0] = 5
 
 
-def test_later_in_the_same_transaction(filled: txstore.Repository) -> None:
-    with filled.transaction() as store:
-        store.move("g/x", "h/y")
-        z = zarr.open_array(store, path="h/y")
-        z[3] = 40
-        z.attrs["units"] = "C"
-        z.resize((6,))
-        store.move("h", "i")  # what was moved, with what was staged in it
-        store.copy("g/x", "g/x", at=0)
-        assert [(node.path, node.change, node.moved_from) for node in store.diff()] == [
-            ("i", "moved", "h"),
-            ("i/y", "added", None),
-        ]
-    assert read(filled, "i/y") == [1, 2, 3, 40, 5, 6]
-    assert read(filled, "g/x") == list(range(1, 9))
-    assert zarr.open_array(filled.snapshot(), path="i/y", mode="r").attrs["units"] == "C"
-    assert not filled.mapping().has_keys_below("h")
-
-
-def test_a_restored_group_is_as_it_was_or_gone(filled: txstore.Repository) -> None:
-    with filled.transaction() as store:
-        store.mapping.delete_dir("g")
-        zarr.create_group(store, path="new")
-    with filled.transaction("back") as store:
-        store.restore("g", at=0)
-        store.restore("new", at=-2)
-    assert read(filled, "g/x") == list(range(1, 9))
-    assert filled.diff(0, -1).nodes == []
-    write_array(filled, "g/x", ..., 0)
-    with filled.transaction() as store:
-        z = zarr.open_array(store, path="g/x")
-        store.restore("", at=0)
-        assert list(z[:]) == list(range(1, 9))  # its metadata are what they were
-    assert filled.diff(0, -1).nodes == []
-    blame = filled.blame("g/x")
-    assert blame[0] == filled.head()
-
-
 def test_what_can_not_be_done(filled: txstore.Repository) -> None:
     store = filled.transaction()
     for source, destination in (("g/x", "g/x"), ("g", "g/x"), ("g", "g/z"), ("g/x", "h"), ("", "z"), ("g", "")):
@@ -345,25 +307,6 @@ def test_maintenance_treats_the_refs_as_any_other(filled: txstore.Repository, tm
     filled.vacuum(keep=1)
     assert read(filled, "h/y") == list(range(1, 9))
     assert filled.usage()
-
-
-def test_a_damaged_run_of_a_move_stays_damage(filled: txstore.Repository) -> None:
-    """Its refs are in no frames: a repair says so, and makes up nothing."""
-    with filled.begin("move") as tx:
-        tx.nodes.move("g/x", "h/y")
-        tx["h/more"] = b"1"
-    stored = filled.engine.commits.head()
-    file, run = Path(filled.url) / stored.path, stored.header.runs[0]
-    content = bytearray(file.read_bytes())
-    content[run.offset + 20] ^= 1
-    file.write_bytes(content)
-    report = txstore.Repository(filled.url).verify(repair=True)
-    assert report.faults
-    with pytest.raises(txstore.CorruptionError):
-        dict(txstore.Repository(filled.url).mapping())
-    content[run.offset + 20] ^= 1
-    file.write_bytes(content)
-    assert read(filled, "h/y") == list(range(1, 9))
 
 
 def test_where_packs_are_read_by_ranges() -> None:

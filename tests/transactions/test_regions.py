@@ -10,7 +10,6 @@ from hypothesis import HealthCheck, given, settings
 
 import txstore
 from tests.tools.arrays import HAS_RECTILINEAR
-from txstore.format.grids import Grid
 from txstore.format.keys import is_document
 from txstore.transactions.regions import APPEND, METADATA, Append, Blocks, Points, Resize, Whole, keys_to_lock
 
@@ -65,36 +64,6 @@ def locked(store, region, path="x") -> set[str]:
 
 
 # --- selections
-BASIC = {
-    "all": np.s_[...],
-    "no index": (),
-    "slice of everything": np.s_[:],
-    "one row": 4,
-    "last row": -1,
-    "first row from the end": -10,
-    "one element": np.s_[9, 6],
-    "numpy integer": np.s_[np.int64(3), np.uint8(6)],
-    "rows": np.s_[2:7],
-    "rows of one chunk": np.s_[3:6],
-    "rows from the end": np.s_[-3:],
-    "clipped": np.s_[8:99, :99],
-    "column": np.s_[:, 3],
-    "column behind dots": np.s_[..., 3],
-    "dots in the middle": np.s_[2:4, ..., 3:5],
-    "dots for nothing": np.s_[2:4, 1, ...],
-    "small step": np.s_[1::2],
-    "step over chunks": np.s_[::5, 1::3],
-    "step beyond the end": np.s_[7::50],
-}
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", BASIC)
-def test_a_basic_selection_covers_the_chunks_that_are_written(store, layout, name):
-    z = create(store, **layout)
-    assert locked(store, BASIC[name]) == written(store, lambda: z.__setitem__(BASIC[name], 1)) != set()
-
-
 @pytest.mark.parametrize("selection", [np.s_[10:], np.s_[5:5], np.s_[5:2], np.s_[..., 99:], np.s_[-20:-15], []])
 def test_what_is_empty_covers_nothing(store, selection):
     create(store)
@@ -147,13 +116,6 @@ def test_points(store, layout, name):
     assert locked(store, selection) >= chunks  # as indices of each axis, which is more
 
 
-def test_a_full_mask_covers_just_its_points(store):
-    create(store)
-    mask = np.eye(10, 7, dtype=bool)
-    assert locked(store, mask) == locked(store, mask.tolist()) == locked(store, Points(mask))
-    assert locked(store, mask) == {"x/c/0/0", "x/c/0/1", "x/c/1/1", "x/c/1/2", "x/c/2/3"}
-
-
 @pytest.mark.parametrize("selection", [np.s_[1, 2], np.s_[1:3], np.s_[:, 1:], np.s_[..., 3], np.s_[3, -1]])
 def test_blocks(store, layout, selection):
     z = create(store, **layout)
@@ -167,13 +129,6 @@ def test_a_list_of_selections_covers_each(store):
     assert locked(store, [METADATA, ...]) == locked(store, Whole())
     assert locked(store, [0, 1, 9]) == locked(store, [np.s_[0:1], np.s_[9]])
     assert locked(store, [[0, 1], [9]]) == locked(store, [[0], [1], [9]]) == locked(store, [0, 1, 9])
-
-
-def test_one_axis(store):
-    z = create(store, shape=(10,), chunks=(4,))
-    for selection in (5, [1, 2], [True] * 9 + [False], np.arange(10) == 9, np.s_[::7], (), np.s_[-3:]):
-        assert locked(store, selection) == written(store, lambda s=selection: z.__setitem__(s, 1))
-    assert locked(store, Points(np.arange(10) == 9)) == {"x/c/2"}
 
 
 @pytest.mark.parametrize("fmt", [2, 3])
@@ -200,12 +155,6 @@ def test_the_root_may_be_an_array(store):
     assert set(keys_to_lock(store.mapping, "")) == {"zarr.json", "c/0", "c/1"}
 
 
-def test_no_elements(store):
-    create(store, shape=(0, 7))
-    assert locked(store, ...) == locked(store, np.s_[:, 3]) == locked(store, Points(([], []))) == set()
-    assert locked(store, APPEND) == locked(store, Whole()) == {"x/zarr.json"}
-
-
 indices = st.integers(-12, 12)
 slices = st.builds(slice, st.none() | indices, st.none() | indices, st.none() | st.integers(1, 8))
 small = st.integers(1, 12)
@@ -225,9 +174,10 @@ def arrays_and_selections(draw):
 @pytest.mark.long
 @settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
 @given(arrays_and_selections())
-def test_any_basic_selection(store, case):
+def test_any_basic_selection(store, layout, case):
     shape, chunks, selection = case
-    z = create(store, shape=shape, chunks=chunks, overwrite=True)
+    grid = {"chunks": (1,) * len(shape), "shards": chunks} if "shards" in layout else {"chunks": chunks}
+    z = create(store, shape=shape, overwrite=True, **layout | grid)
     assert locked(store, selection) == written(store, lambda: z.set_basic_selection(selection, 1))
 
 
@@ -300,25 +250,6 @@ def test_a_path_covers_all_that_is_below_it(tree):
     assert len(keys_to_lock(tree.mapping, ["g", "g/x"])) == len(below)
 
 
-def test_groups_of_format_2(store):
-    zarr.create_group(store, path="g", zarr_format=2)
-    create(store, "g/x", zarr_format=2, shape=(3,), chunks=(3,))
-    below = {"g/.zgroup", "g/.zattrs", "g/x/.zarray", "g/x/.zattrs", "g/x/0"}
-    assert set(keys_to_lock(store.mapping, "g")) == below
-    assert set(keys_to_lock(store.mapping, {"g": METADATA})) == {"g/.zgroup", "g/.zattrs"}
-
-
-def test_nothing_to_lock(store):
-    create(store)
-    assert keys_to_lock(store.mapping, {}) == keys_to_lock(store.mapping, []) == []
-
-
-def test_arrays_below_what_is_no_node(store):
-    create(store, "g/x", shape=(3,), chunks=(3,))
-    del store["g/zarr.json"]
-    assert "g/x/c/0" in keys_to_lock(store.mapping, "")
-
-
 # --- errors
 @pytest.mark.parametrize("region", [0, ..., APPEND, METADATA, Whole(), Resize((1,)), Points(([0],)), Blocks(0)])
 def test_a_path_without_a_node(tree, region):
@@ -328,11 +259,6 @@ def test_a_path_without_a_node(tree, region):
     assert caught.value.path == "nope"
     again = pickle.loads(pickle.dumps(caught.value))
     assert (str(again), again.path) == (str(caught.value), "nope")
-
-
-def test_a_path_that_may_be_missing(tree):
-    assert keys_to_lock(tree.mapping, {"nope": Whole(may_be_missing=True)}) == []
-    assert keys_to_lock(tree.mapping, {"gg": Whole(may_be_missing=True)}) == ["gg/zarr.json", "gg/c/0"]
 
 
 @pytest.mark.parametrize("region", [0, ..., APPEND, Resize((1,)), Points(([0],)), Blocks(0)])
@@ -485,15 +411,6 @@ def test_documents_that_are_absurd(store, shape, grid):
     for region in (0, ..., np.s_[::3], APPEND, Whole(), Resize((1,)), Points(([0],)), Blocks(0)):
         with pytest.raises(txstore.LockRegionError, match=r"'x/zarr\.json'"):
             locked(store, region)
-
-
-@pytest.mark.parametrize("name", ["default", "v2"])
-@pytest.mark.parametrize("told", [{}, {"separator": "."}, {"configuration": {"separator": "."}}])
-def test_keys_are_those_of_zarr(name, told):
-    grid = {"name": "regular", "configuration": {"chunk_shape": [1, 1]}}
-    document = {"shape": [4, 4], "chunk_grid": grid, "chunk_key_encoding": {"name": name, **told}}
-    by_zarr = zarr.core.chunk_key_encodings.parse_chunk_key_encoding(document["chunk_key_encoding"])
-    assert list(Grid("", document).keys([(1, 2)])) == [by_zarr.encode_chunk_key((1, 2))]
 
 
 def test_groups_in_one_another_by_the_thousand(store):

@@ -16,7 +16,6 @@ from txstore._native import index
 from txstore.format import packfile
 from txstore.format.packfile import SEEN_BASE, SEEN_NOTHING, Predecessor
 from txstore.storage import interface
-from txstore.storage.local import LocalStorage
 from txstore.transactions import staged_keys
 from txstore.transactions.participants.chains import Link
 from txstore.transactions.staged_keys import StagedKeys
@@ -117,27 +116,6 @@ def test_sealed_keys_are_the_same_keys(steps: list[Any], threshold: int) -> None
         assert told(sealed) == told(plain)
 
 
-@settings(max_examples=200, deadline=None)
-@given(st.lists(st.tuples(st.sampled_from(["set", "set", "hide"]), st.integers(0, 60)), max_size=120))
-def test_sealed_keys_of_one_process_are_a_dictionary(steps: list[tuple[str, int]]) -> None:
-    model: dict[str, int] = {}
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(staged_keys, "SEALED_FROM", 3)
-        staged = StagedKeys(ME)
-        for sequence, (what, number) in enumerate(steps):
-            if what == "hide":
-                prefix = f"{number % 6}/"
-                staged.hide(prefix, ME, sequence)
-                model = {key: at for key, at in model.items() if not key.startswith(prefix)}
-            else:
-                key = f"{number % 6}/{number}"
-                staged.add(key, Link(ME, sequence, SEEN_NOTHING, packfile.FRAME_VALUE, 8 * sequence, 1, 1))
-                model[key] = sequence
-        assert {key: link.sequence for key, link in staged.items()} == model
-        assert list(staged.between("", None)) == sorted(model)
-        assert len(staged) == len(model) + len(staged.prefixes)
-
-
 def test_a_walk_goes_on_over_what_there_was(sealing: None) -> None:
     staged = StagedKeys(ME)
     for number in range(20):
@@ -180,23 +158,6 @@ def test_a_transaction_whose_keys_are_sealed_is_committed_like_others(sealing: N
     assert staged_files(repo) == []
 
 
-def test_sealed_keys_conflict_like_others(sealing: None, repo: txstore.Repository) -> None:
-    with repo.begin("base") as transaction:
-        transaction["a/c/0"] = b"0"
-    first, second, third = repo.begin("first"), repo.begin("second"), repo.begin("third")
-    for number in range(20):
-        first[f"a/c/{number}"] = b"1"
-        second[f"b/c/{number}"] = b"2"
-    third["a/c/7"] = b"3"
-    third.commit()
-    with pytest.raises(txstore.ConflictError) as raised:
-        first.commit()
-    assert list(raised.value.keys) == ["a/c/7"]
-    first.rollback()
-    second.commit()
-    assert len(repo.mapping()) == 22
-
-
 def test_a_rollback_leaves_nothing_of_sealed_keys(sealing: None, repo: txstore.Repository) -> None:
     transaction = repo.begin("dropped")
     for number in range(20):
@@ -223,33 +184,6 @@ def test_a_disk_that_is_full_keeps_nobody_from_sealing(sealing, repo, monkeypatc
     transaction.commit()
     assert len(repo.mapping()) == 22
     assert staged_files(repo) == []
-
-
-def test_what_was_written_before_the_disk_was_full_is_read_back(tmp_path: Path) -> None:
-    (tmp_path / ".staging").mkdir()
-    storage = LocalStorage(str(tmp_path))
-    pieces = [bytes([number]) * interface.IN_MEMORY for number in range(5)]
-
-    class Full(LocalStorage):
-        left = 3
-
-        def create(self, path: str, **options: Any) -> Any:
-            file = super().create(path, **options)
-            write = file.write
-
-            def limited(offset: int, parts: Any) -> None:
-                self.left -= 1
-                if self.left < 0:
-                    raise OSError(28, "No space left on device")
-                write(offset, parts)
-
-            file.write = limited  # type: ignore[method-assign]
-            return file
-
-    for each in (storage, Full(str(tmp_path)), None):
-        content = interface.spooled(each, lambda write: [write(piece) for piece in pieces])
-        assert bytes(content) == b"".join(pieces)
-        assert list((tmp_path / ".staging").iterdir()) == []
 
 
 KILLED = """

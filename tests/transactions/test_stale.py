@@ -2,7 +2,9 @@
 
 import pickle
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
+from typing import Any, NamedTuple
+from unittest import mock
 
 import numpy as np
 import pytest
@@ -25,9 +27,10 @@ from tests.tools.arrays import (
     values,
 )
 from tests.tools.faults import always, once, watch
+from tests.tools.steps import BeforeEach
 from txstore import StaleArrayError, TransactionStateError
-from txstore.transactions.transaction import Transaction
 
+Use = Callable[[zarr.Array], object]
 STRUCTURAL: dict[str, Step] = {
     "another data type": edit_document("x/zarr.json", data_type="uint32"),
     "another fill value": edit_document("x/zarr.json", fill_value=7),
@@ -36,7 +39,7 @@ STRUCTURAL: dict[str, Step] = {
     "a group": lambda store: zarr.create_group(store, path="x", overwrite=True),
     "no document at all": lambda store: store.__setitem__("x/zarr.json", b"{"),
 }
-DOCUMENT_WRITES: dict[str, Callable[[zarr.Array], object]] = {
+DOCUMENT_WRITES: dict[str, Use] = {
     "append": lambda z: z.append(np.array([9], "i4")),
     "resize": lambda z: z.resize((3,)),
     "attributes": lambda z: z.attrs.update(b=2),
@@ -84,17 +87,6 @@ def test_after_a_foreign_change_the_document_is_not_written(repo, session, chang
     assert dict(repo.mapping()) == before
 
 
-@pytest.mark.parametrize("change", [append(7), attributes(a=1)], ids=["growth", "attributes"])
-def test_after_growth_or_attributes_chunks_are_read_and_written(repo, session, change):
-    z = array(session)
-    commit(repo, change)
-    move(session)
-    assert z[:].tolist() == [1] * 8
-    z[2:6] = 5
-    session.commit()
-    assert values(repo)[:8] == [1, 1, 5, 5, 5, 5, 1, 1]
-
-
 @pytest.mark.parametrize("value", [5, 0], ids=["data", "fill value"])
 def test_what_others_appended_into_the_last_chunk_is_not_overwritten(open_repo, value):
     repo = open_repo("short.tx")
@@ -109,59 +101,58 @@ def test_what_others_appended_into_the_last_chunk_is_not_overwritten(open_repo, 
     assert values(repo) == [1] * 6 + [7, 7]
 
 
-def test_only_chunks_at_an_edge_that_moved_are_not_written(open_repo: Callable[..., txstore.Repository]) -> None:
-    repo = open_repo("flat.tx")
+class Case(NamedTuple):
+    """What a session may still do with an array that others have changed since it was opened."""
+
+    changes: Sequence[Step]  # a commit each, and the session's base moves over each
+    refused: Sequence[Use] = ()
+    used: Sequence[Use] = ()
+    made: Any = ()  # options of the array
+
+
+def write(*where: slice) -> Use:
+    return lambda z: z.__setitem__(where, 5)
+
+
+def read(start: int, stop: int) -> Use:
+    return lambda z: z[start:stop]
+
+
+WHOLE = [read(0, 8), write(slice(0, 4))]
+TYPE = edit_document("x/zarr.json", data_type="uint32")
+CASES = {
+    "growth": Case([append(7)], used=[read(0, 8), write(slice(2, 6))]),
+    "attributes": Case([attributes(a=1)], used=[read(0, 8), write(slice(2, 6))]),
+    "shrink": Case([resize(4)], [read(4, 8), write(slice(4, 8))], [write(slice(0, 4)), read(0, 4)]),
+    "growth along another axis": Case(
+        [resize(6, 7)], [write(slice(0, 4), slice(4, 6))], [write(slice(4, 6), slice(0, 4))],
+        {"shape": (6, 6), "chunks": (4, 4)},
+    ),
+    "a shrink, then growth": Case([resize(4), append(7, 7, 7, 7)], [write(slice(4, 7))], made={"shape": (7,)}),
+    "a shrink, then attributes": Case([resize(4), attributes(a=1)], [read(4, 8)]),
+    **{name: Case([change], WHOLE) for name, change in STRUCTURAL.items()},
+    "another data type, of shards": Case([TYPE], [read(0, 2)], made={"chunks": (2,), "shards": (8,)}),
+    "another data type, and attributes": Case([TYPE, attributes(a=1)], WHOLE),
+    "another data type, and growth": Case([TYPE, attributes(a=1), append(7)], WHOLE),
+    "another data type, and back": Case([TYPE, edit_document("x/zarr.json", data_type="int32")], WHOLE),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("case", as_cases(CASES))
+def test_what_others_have_changed(open_repo, case):
+    repo = open_repo("cases.tx")
     with repo.transaction() as store:
-        zarr.create_array(store, name="x", data=np.ones((6, 6), "i4"), chunks=(4, 4))
+        made = {"shape": (8,), "chunks": (4,)} | dict(case.made)
+        zarr.create_array(store, name="x", dtype="i4", **made)[...] = 1
     session = txstore.TxStore(repo)
     z = array(session)
-    commit(repo, resize(6, 7))
-    move(session)
-    z[4:6, 0:4] = 5
-    refuses(lambda: z.__setitem__((slice(0, 4), slice(4, 6)), 5))
-    session.rollback()
-
-
-def test_an_edge_that_moved_is_remembered_over_a_shrink_and_growth(open_repo):
-    repo = open_repo("short.tx")
-    commit(repo, create(n=7))
-    session = txstore.TxStore(repo)
-    z = array(session)
-    for change in (resize(4), append(7, 7, 7, 7)):
+    for change in case.changes:
         commit(repo, change)
         move(session)
-    refuses(lambda: z.__setitem__(slice(4, 7), 5))
+    for use in case.used:
+        use(z)
+    refuses(*[lambda use=use: use(z) for use in case.refused])
     session.rollback()
-    assert values(repo) == [1, 1, 1, 1, 7, 7, 7, 7]
-
-
-def test_after_a_shrink_only_dropped_chunks_are_refused(repo: txstore.Repository, session: txstore.TxStore) -> None:
-    z = array(session)
-    commit(repo, resize(4))
-    move(session)
-    z[0:4] = 5
-    assert z[0:4].tolist() == [5] * 4
-    refuses(lambda: z[4:8], lambda: z.__setitem__(slice(4, 8), 5))
-    session.rollback()
-
-
-@pytest.mark.parametrize("change", as_cases(STRUCTURAL))
-def test_after_a_structural_change_chunks_are_neither_read_nor_written(repo, session, change):
-    z = array(session)
-    commit(repo, change)
-    move(session)
-    refuses(lambda: z[:], lambda: z.__setitem__(slice(0, 4), 5))
-    session.rollback()
-
-
-def test_parts_of_shards_are_not_read_after_a_structural_change(open_repo: Callable[..., txstore.Repository]) -> None:
-    repo = open_repo("shards.tx")
-    commit(repo, create(n=8, chunks=2, shards=(8,)))
-    session = txstore.TxStore(repo)
-    z = array(session)
-    commit(repo, edit_document("x/zarr.json", data_type="uint32"))
-    move(session)
-    refuses(lambda: z[0:2])
 
 
 def test_below_a_group_that_was_deleted_nothing_is_created(repo: txstore.Repository, session: txstore.TxStore) -> None:
@@ -193,35 +184,6 @@ def test_a_rollback_moves_over_foreign_changes_too(repo: txstore.Repository, ses
     session.rollback()
 
 
-def test_nothing_is_stale_where_the_base_does_not_move(repo: txstore.Repository, session: txstore.TxStore) -> None:
-    z = array(session)
-    commit(repo, append(7))
-    assert session.commit() is None
-    assert z[:].tolist() == [1] * 8
-
-
-@pytest.mark.parametrize(
-    "later", [(), (attributes(a=1),), (attributes(a=1), append(7)), (edit_document("x/zarr.json", data_type="int32"),)]
-)
-def test_a_structural_change_is_remembered_over_later_ones(repo, session, later):
-    z = array(session)
-    commit(repo, edit_document("x/zarr.json", data_type="uint32"))
-    move(session)
-    for change in later:
-        commit(repo, change)
-        move(session)
-    move(session)
-    refuses(lambda: z[:])
-
-
-def test_growth_is_remembered_over_later_attributes(repo: txstore.Repository, session: txstore.TxStore) -> None:
-    z = array(session)
-    for change in (resize(4), attributes(a=1)):
-        commit(repo, change)
-        move(session)
-    refuses(lambda: z[4:8])
-
-
 def test_a_document_that_was_rewritten_unchanged_is_not_ones_own_change(repo, session):
     z = array(session)
     z.update_attributes({})
@@ -238,16 +200,6 @@ def test_ones_own_changes_are_not_stale(repo: txstore.Repository, session: txsto
         step()
         session.commit()
     assert values(repo) == [1, 1]
-
-
-def test_what_one_has_created_is_relied_on(repo: txstore.Repository, session: txstore.TxStore) -> None:
-    z = zarr.create_array(session, name="y", data=np.ones(4, "i4"), chunks=(4,))
-    session.commit()
-    commit(repo, append(7, path="y"))
-    move(session)
-    refuses(lambda: z.append(np.array([9], "i4")))
-    session.rollback()
-    assert values(repo, "y") == [1, 1, 1, 1, 7]
 
 
 def test_what_others_create_where_nothing_was_found_is_used(repo: txstore.Repository, session: txstore.TxStore) -> None:
@@ -315,35 +267,26 @@ def test_what_a_committed_replacement_had_cleared_is_not_stale_again(repo, sessi
 
 
 # --- who shares it
-def test_a_read_only_copy_shares_it(repo: txstore.Repository, session: txstore.TxStore) -> None:
-    z = zarr.open_array(session.with_read_only(True), path="x", mode="r")
-    commit(repo, edit_document("x/zarr.json", data_type="uint32"))
-    move(session)
-    refuses(lambda: z[:])
 
 
-def test_a_pickle_shares_it_in_the_same_process(repo: txstore.Repository, session: txstore.TxStore) -> None:
-    z = pickle.loads(pickle.dumps(array(session)))
-    commit(repo, edit_document("x/zarr.json", data_type="uint32"))
-    move(session)
-    refuses(lambda: z[:])
+def in_another_process(pickled: bytes) -> zarr.Array:
+    """Return what a process gets that knows of no session."""
+    with mock.patch.object(txstore.store, "_sessions", weakref.WeakValueDictionary()):
+        return pickle.loads(pickled)
 
 
-def test_a_pickle_carries_it_to_another_process(repo, session, monkeypatch):
+def test_a_pickle_carries_it_to_another_process(repo, session):
     z = array(session)
     commit(repo, append(7))
     move(session)
-    pickled = pickle.dumps(z)
-    monkeypatch.setattr(txstore.store, "_sessions", weakref.WeakValueDictionary())
-    z = pickle.loads(pickled)
+    z = in_another_process(pickle.dumps(z))
     refuses(lambda: z.append(np.array([9], "i4")))
 
 
-def test_a_pickle_of_an_earlier_transaction_says_that_it_has_ended(repo, session, monkeypatch):
+def test_a_pickle_of_an_earlier_transaction_says_that_it_has_ended(repo, session):
     pickled = pickle.dumps(array(session))
     move(session)
-    monkeypatch.setattr(txstore.store, "_sessions", weakref.WeakValueDictionary())
-    z = pickle.loads(pickled)
+    z = in_another_process(pickled)
     for use in (lambda: z[:], lambda: z.append(np.array([9], "i4"))):
         with pytest.raises(txstore.TransactionStateError, match="has ended"):
             use()
@@ -450,83 +393,17 @@ def test_what_was_rolled_back_can_be_created_again(open_repo, fmt, path):
     assert values(repo, path) == [1] * 8
 
 
-@pytest.mark.parametrize("fmt", [2, 3])
-def test_what_was_rolled_back_can_be_replaced_unread(repo, session, fmt):
-    for _ in range(2):
-        create("y", zarr_format=fmt, overwrite=True)(session)
-        session.rollback()
-    create("y", zarr_format=fmt, overwrite=True)(session)
-    session.commit()
-    assert values(repo, "y") == [1] * 8
-
-
-def interrupt_after(monkeypatch: pytest.MonkeyPatch, method: str) -> None:
-    """Let the next end of a transaction be interrupted as soon as it has ended."""
-    original = getattr(Transaction, method)
-
-    def interrupted(self: Transaction, *arguments: object, **named: object) -> None:
-        monkeypatch.setattr(Transaction, method, original)
-        original(self, *arguments, **named)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(Transaction, method, interrupted)
-
-
-def test_after_an_interrupted_rollback_the_object_is_refused(session, monkeypatch):
-    held = array(session)
-    held.append(np.array([9], "i4"))
-    interrupt_after(monkeypatch, "rollback")
-    with pytest.raises(KeyboardInterrupt):
-        session.rollback()
-    with pytest.raises(TransactionStateError, match="rolled back"):
-        session.commit()
-    session.rollback()
-    refuses(lambda: held[:])
-
-
-def test_a_rollback_that_was_refused_changes_nothing(session: txstore.TxStore, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = array(session)
-    held.append(np.array([9], "i4"))
-    monkeypatch.setattr(Transaction, "rollback", always(TransactionStateError("others are there", state="open")))
-    with pytest.raises(TransactionStateError, match="others are there"):
-        session.rollback()
-    monkeypatch.undo()
-    held[8] = 8
-    session.commit()
-    assert array(session)[:].tolist() == [1] * 8 + [8]
-
-
-def test_after_an_interrupted_commit_the_next_one_says_so(repo, session, monkeypatch):
-    append(8)(session)
-    interrupt_after(monkeypatch, "commit")
-    with pytest.raises(KeyboardInterrupt):
-        session.commit()
-    with pytest.raises(TransactionStateError, match="is committed"):
-        session.commit()
-    session.rollback()
-    assert array(session)[:].tolist() == values(repo) == [1] * 8 + [8]
-
-
-def test_a_rollback_that_could_not_finish_is_remembered(repo, session, monkeypatch):
+def test_a_rollback_that_could_not_finish_is_remembered(repo, session):
     z = array(session)
     z.append(np.array([9], "i4"))
-    monkeypatch.setattr(txstore.engine.Engine, "newest", always(TimeoutError()))
+    watched = watch(repo)
+    watched.before = BeforeEach(always(TimeoutError()))
     with pytest.raises(TimeoutError):
         session.rollback()
-    monkeypatch.undo()
+    watched.before = {}
     session.rollback()
     refuses(lambda: z.append(np.array([9], "i4")))
     session.rollback()
-
-
-@pytest.mark.parametrize("fmt", [2, 3])
-def test_a_group_that_was_rolled_back_can_be_created_again(open_repo, fmt):
-    session = txstore.TxStore(open_repo("new.tx"))
-    group("g", fmt, a=1)(session)
-    session.rollback()
-    group("g", fmt, a=2)(session)
-    session.commit()
-    assert zarr.open_group(session, path="g").attrs.asdict() == {"a": 2}
 
 
 def test_a_resize_that_failed_half_way_is_cured_by_a_rollback(open_repo: Callable[..., txstore.Repository]) -> None:

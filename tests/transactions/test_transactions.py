@@ -8,9 +8,9 @@ import xarray as xr
 import zarr
 
 import txstore
-from tests.tools.arrays import add, append, array, attributes, commit, commit_often, create, group, put, values
+from tests.tools.arrays import add, append, array, attributes, commit, create, put, values
 from tests.tools.inside import staged
-from txstore import ConflictError, repository
+from txstore import ConflictError
 
 
 def test_a_conflict_names_the_keys_and_both_commits(repo: txstore.Repository) -> None:
@@ -100,25 +100,6 @@ def test_run_gives_up_after_so_many_retries(repo: txstore.Repository) -> None:
     assert len(runs) == 3
 
 
-def test_run_goes_on_for_a_while(repo: txstore.Repository, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(repository, "_LONGEST_PAUSE", 0.0)
-    commit(repo, create())
-    runs = []
-
-    def late(store: txstore.TxStore) -> None:
-        runs.append(store)
-        add(0, 1000)(store)
-        if len(runs) <= 15:
-            commit(repo, add(0, 1))
-
-    repo.run(late)
-    assert len(runs) == 16
-    runs.clear()
-    with pytest.raises(ConflictError):
-        repo.run(late, timeout=0)
-    assert len(runs) == 1 + repository._LEAST_RETRIES
-
-
 def test_one_object_appends_over_three_commits(repo: txstore.Repository) -> None:
     commit(repo, create())
     store = txstore.TxStore(repo)
@@ -127,81 +108,6 @@ def test_one_object_appends_over_three_commits(repo: txstore.Repository) -> None
         z.append(np.array([row], "i4"))
         store.commit()
     assert values(repo) == [1] * 8 + [5, 6, 7]
-
-
-def test_of_two_first_transactions_with_unlike_arrays_both_stand(repo: txstore.Repository) -> None:
-    one, other = repo.transaction(), repo.transaction()
-    create("x")(one)
-    create("y")(other)
-    one.commit()
-    other.commit()
-    assert sorted(zarr.open_group(repo.snapshot(), mode="r")) == ["x", "y"]
-
-
-def test_a_group_that_was_created_twice_can_be_edited_after(repo: txstore.Repository) -> None:
-    one, other = repo.transaction(), repo.transaction()
-    group("g")(one)
-    group("g")(other)
-    one.commit()
-    other.commit()
-    commit(repo, attributes("g", a=1))
-    assert zarr.open_group(repo.snapshot(), path="g", mode="r").attrs.asdict() == {"a": 1}
-
-
-def test_a_key_that_was_not_there_is_deleted_beside_its_neighbours(repo: txstore.Repository) -> None:
-    with repo.begin() as mapping:
-        mapping["a/there"] = b"1"
-    late = repo.begin()
-    late.delete("a/absent")
-    late["key"] = b"1"
-    with repo.begin() as mapping:
-        mapping.delete_dir("a")
-    late.commit()
-    assert list(repo.mapping()) == ["key"]
-
-
-def test_what_came_and_went_is_no_reason_not_to_delete_what_was_around(repo: txstore.Repository) -> None:
-    with repo.begin() as mapping:
-        mapping["a/there"] = b"1"
-    late = repo.begin()
-    late.delete_dir("a")
-    for _ in range(2):
-        with repo.begin() as mapping:
-            mapping["a/new"] = b"1"
-        with repo.begin() as mapping:
-            del mapping["a/new"]
-    late.commit()
-    assert list(repo.mapping()) == []
-
-
-def test_a_deletion_is_seen_after_many_merges(repo: txstore.Repository) -> None:
-    commit(repo, create(), create("g/x"))
-    chunk, document = repo.transaction(), repo.transaction()
-    put(0, 5)(chunk)
-    create("g/y")(document)
-    with repo.transaction() as store:
-        del store["x/c/0"]
-        store.mapping.delete_dir("g")
-    commit_often(repo)
-    for store in (chunk, document):
-        with pytest.raises(ConflictError):
-            store.commit()
-        store.rollback()
-
-
-def test_a_prefix_deleted_inside_one_deleted_earlier_is_the_newer(repo: txstore.Repository) -> None:
-    commit(repo, create("g/h/x"))
-    with repo.transaction() as store:
-        store.mapping.delete_dir("g/h")
-    commit(repo, create("g/h/x"))
-    late = repo.transaction()
-    put(0, 5, "g/h/x")(late)
-    with repo.transaction() as store:
-        store.mapping.delete_dir("g")
-    commit_often(repo)
-    with pytest.raises(ConflictError):
-        late.commit()
-    late.rollback()
 
 
 # --- bytes that are equal
@@ -227,13 +133,6 @@ def test_what_equals_the_base_leaves_no_file(repo: txstore.Repository, size: int
     assert len(list(repo.log())) == 1
     assert staged(repo) == []
     assert [len(mapping["key"]) for mapping in kept] == [size] * 3
-
-
-def test_an_array_put_in_the_place_of_its_equal_is_a_write(repo: txstore.Repository) -> None:
-    commit(repo, create(value=0))
-    commit(repo, create(value=0, overwrite=True))
-    assert repo.head().version == 1
-    assert values(repo) == [0] * 8
 
 
 # --- xarray

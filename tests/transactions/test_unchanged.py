@@ -1,6 +1,5 @@
 """Commits that change nothing: with a message or properties they are made, without they are not."""
 
-import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -10,6 +9,7 @@ import zarr
 
 import txstore
 from tests.tools.commits import set_keys
+from tests.tools.steps import forked, status_of
 from txstore import ConflictError, Repository, TxStore
 from txstore.segments import compaction
 from txstore.segments import runs as index
@@ -73,17 +73,6 @@ def test_without_either_there_is_none(filled: Repository, work: Callable[[TxStor
     assert filled.head().version == 2  # type: ignore[union-attr]
 
 
-def test_a_mapping_says_the_same(filled: Repository) -> None:
-    transaction = filled.begin()
-    transaction["x/c/0"] = filled.mapping()["x/c/0"]
-    assert transaction.commit() is None
-    assert transaction.unchanged
-    with filled.begin("checked") as transaction:
-        transaction["x/c/0"] = filled.mapping()["x/c/0"]
-    assert transaction.unchanged
-    assert filled.head().message == "checked"  # type: ignore[union-attr]
-
-
 def test_the_message_of_the_commit_counts(filled: Repository) -> None:
     store = filled.transaction()
     assert store.commit("looked at it") == filled.head()
@@ -125,14 +114,13 @@ def test_a_named_transaction_ends_with_a_commit(filled: Repository) -> None:
 
 def test_what_children_rewrite_is_a_commit_too(filled: Repository) -> None:
     with filled.transaction("by a child") as store:
-        child = os.fork()
-        if not child:
-            try:
-                with store:
-                    again(store)
-            finally:
-                os._exit(0)
-        assert os.waitpid(child, 0)[1] == 0
+
+        def work() -> None:
+            with store:
+                again(store)
+
+        with forked(work) as child:
+            assert status_of(child) == 0
     assert filled.head().message == "by a child"  # type: ignore[union-attr]
     assert store.unchanged
 
@@ -155,20 +143,6 @@ def test_a_message_makes_the_first_commit(open_repo: Callable[..., Repository]) 
     assert list(repo.mapping()) == []
 
 
-def test_a_retention_folds_none_that_was_not_made(open_repo: Callable[..., Repository]) -> None:
-    repo = open_repo(retention=1)
-    set_keys(repo, {"x": b"1"})
-    set_keys(repo, {"x": b"1"})
-    assert repo.head().version == 0  # type: ignore[union-attr]
-
-
-def test_declaring_again_is_no_commit(filled: Repository) -> None:
-    filled.constraints["x"] = txstore.constraints.OnlyGrows("x")
-    head = filled.head()
-    filled.constraints["x"] = txstore.constraints.OnlyGrows("x")
-    assert filled.head() == head
-
-
 def test_runs_that_others_have_merged_meanwhile_leave_no_gap(filled, monkeypatch):
     """Also where a commit has no run of its own, and has merged some of the head in vain."""
     merged = []
@@ -185,14 +159,6 @@ def test_runs_that_others_have_merged_meanwhile_leave_no_gap(filled, monkeypatch
         monkeypatch.setattr(index, "find_runs", find_runs)
     assert any(merged)
     assert filled.verify().faults == []
-
-
-def test_a_block_that_was_rolled_back_makes_no_commit(filled: Repository) -> None:
-    head = filled.head()
-    with filled.transaction("rolled back") as store:
-        zarr.open_array(store, path="x")[0] = 99
-        store.rollback()
-    assert filled.head() == head
 
 
 @pytest.mark.parametrize("names", ["tags", "branches"])

@@ -3,7 +3,6 @@
 import contextlib
 import gc
 import itertools
-import math
 import os
 import warnings
 from collections.abc import Callable, Iterator
@@ -15,12 +14,7 @@ import zarr
 import txstore
 from tests.tools.faults import Watched, always, once, watch
 from txstore import CommitUnknownError, ConflictError, StaleArrayError, TransactionStateError
-from txstore.commit import Stored
 from txstore.format import names, records
-from txstore.history.branches_on_disk import BranchesOnDisk
-from txstore.transactions import commit
-from txstore.transactions.participants.chains import Link
-from txstore.transactions.staged_keys import StagedKeys
 
 OpenRepo = Callable[..., txstore.Repository]
 
@@ -87,19 +81,6 @@ def test_a_foreign_commit_in_the_version_is_passed(repo, storage, rival, times):
     put(repo, "key")
     assert repo.head().version == 1 + times
     assert sorted(repo.mapping()) == ["first", "key", *(f"rival{i}" for i in range(times))]
-
-
-def test_a_foreign_commit_in_the_version_may_conflict(repo, storage, rival):
-    storage.before["rename_noreplace"] = lambda _, target: (
-        storage.before.clear() or put(rival, "key", b"rival") if target.startswith("commits/") else None
-    )
-    mapping = repo.begin()
-    mapping["key"] = b"1"
-    with pytest.raises(ConflictError):
-        mapping.commit()
-    assert mapping["key"] == b"1"
-    mapping.rollback()
-    assert repo.mapping()["key"] == b"rival"
 
 
 @pytest.fixture
@@ -172,75 +153,6 @@ def test_who_waits_for_its_turn_looks_at_what_others_commit(repo, rival, key, mo
         mapping.commit()
     assert read_inside == [names.commit_path("main", 2)]  # whether there is one more
     assert repo.head().version == 2
-
-
-@pytest.mark.parametrize("key", ["other", "key"], ids=["no conflict", "conflict"])
-@pytest.mark.parametrize(
-    ("moment", "isolation", "looks"),
-    [(0.0, "snapshot", 2), (math.inf, "snapshot", 1), (math.inf, "serializable", 2)],
-    ids=["has begun long ago", "has just begun", "has much to look at"],
-)
-def test_who_has_just_begun_looks_at_what_others_commit_in_its_turn_alone(
-    open_repo: OpenRepo,
-    repo: txstore.Repository,
-    moment: float,
-    isolation: str,
-    looks: int,
-    key: str,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(commit, "_MOMENT", moment)
-    mapping = repo.begin(isolation=isolation)
-    mapping["key"] = b"1"
-    put(open_repo(), key, b"other")
-    looked, find = [], BranchesOnDisk.head
-
-    def look(heads: BranchesOnDisk, branch: str) -> Stored | None:
-        looked.append(branch)
-        return find(heads, branch)
-
-    with monkeypatch.context() as patch:
-        patch.setattr(BranchesOnDisk, "head", look)
-        if key == "key":
-            with pytest.raises(ConflictError):
-                mapping.commit()
-        else:
-            mapping.commit()
-            assert len(looked) == looks
-    mapping.rollback()
-    assert repo.head().version == (1 if key == "key" else 2)
-
-
-def test_few_keys_are_gone_through_a_few_times(open_repo, repo, monkeypatch):
-    mapping = repo.begin()
-    mapping["key"] = b"1"
-    put(open_repo(), "other")  # so that conflicts are looked for
-    walked, items = [], StagedKeys.items
-
-    def walk(staged: StagedKeys) -> Iterator[tuple[str, Link]]:
-        walked.append(staged)
-        return items(staged)
-
-    monkeypatch.setattr(StagedKeys, "items", walk)
-    mapping.commit()
-    assert len(walked) <= 6  # to build the run, to tell what is written, and what is about to be; nine clauses ask that
-
-
-def test_a_commit_is_there_as_long_as_its_version_has_what_was_read(repo: txstore.Repository) -> None:
-    commits = repo.engine.commits
-    first = commits.head()
-    put(repo, "second")
-    second = commits.head()
-    assert first is not None
-    assert commits.files.has(first)
-    version, above, aside = (f"{repo.url}/{path}" for path in (first.path, second.path, "aside"))
-    os.rename(version, aside)
-    assert not commits.files.has(first)
-    os.rename(above, version)
-    assert not commits.files.has(first)
-    os.rename(version, above)
-    os.rename(aside, version)
-    assert commits.files.has(first)
 
 
 # --- an outcome that is unknown
@@ -380,19 +292,6 @@ def test_a_failed_sync_poisons(repo: txstore.Repository, storage: Watched, size:
     assert repo.mapping()["key"] == b"2"
 
 
-def test_a_failed_sync_of_the_parent_publishes_nothing(open_repo: OpenRepo, repo: txstore.Repository) -> None:
-    put(open_repo(durability="none"), "parent")
-    again = open_repo()
-    storage = watch(again)
-    storage.before["sync_file"] = once(OSError(5, "the disk is gone"))
-    mapping = again.begin()
-    mapping["key"] = b"1"
-    with pytest.raises(OSError, match="the disk is gone"):
-        mapping.commit()
-    mapping.rollback()
-    assert again.head().version == 1
-
-
 # --- the head cache
 def torn(content: bytes) -> bytes:
     return content[:20] + bytes(44)
@@ -445,26 +344,6 @@ def test_the_head_is_found_whatever_the_head_cache_says(open_repo: OpenRepo, dam
     assert again.head().version == 3
 
 
-def test_the_head_is_found_from_an_older_head_cache(open_repo: OpenRepo) -> None:
-    repo = open_repo()
-    head_cache = Path(repo.url, names.head_cache_path("main"))
-    put(repo, "a")
-    old = head_cache.read_bytes()
-    put(repo, "b")
-    head_cache.write_bytes(old)
-    assert sorted(open_repo().mapping()) == ["a", "b"]
-
-
-def test_the_head_is_found_without_a_head_cache(open_repo: OpenRepo) -> None:
-    repo = open_repo()
-    storage = watch(repo)
-    put(repo, "a")
-    storage.before["write_in_place"] = always(OSError(30, "read-only"))
-    put(repo, "b")
-    Path(repo.url, names.head_cache_path("main")).unlink()
-    assert sorted(open_repo().mapping()) == ["a", "b"]
-
-
 # --- what is synced
 SYNCS = ("file.sync", "sync_file", "sync_directory", "rename_noreplace")
 REPOSITORY = ["sync format.json", "sync zarr.json", "sync commits", "sync ", "sync .."]
@@ -480,14 +359,6 @@ def syncs(storage: Watched) -> list[str]:
 def test_data_is_synced_before_the_rename_and_its_name_after(repo: txstore.Repository, storage: Watched) -> None:
     put(repo, "key")
     assert syncs(storage) == ["file.sync", "rename", "sync commits/main"]
-
-
-def test_the_file_is_created_before_the_lock(repo: txstore.Repository, storage: Watched) -> None:
-    """It can take a millisecond, where many others were deleted."""
-    put(repo, "key")
-    assert [call[0] for call in storage.named("create", "file.write", "lock")] == [
-        "create", "file.write", "lock", "file.write",
-    ]  # fmt: skip
 
 
 def test_large_data_is_synced_before_the_lock_too(repo: txstore.Repository, storage: Watched) -> None:
@@ -514,13 +385,4 @@ def test_a_durable_commit_syncs_those_before_it_that_are_not(open_repo: OpenRepo
     assert syncs(storage) == [*REPOSITORY, *parents, "sync commits/main", "file.sync", "rename", "sync commits/main"]
     storage.calls.clear()
     put(repo, "key", b"2")
-    assert syncs(storage) == ["file.sync", "rename", "sync commits/main"]
-
-
-def test_the_name_of_the_parent_is_synced_with_the_own_one(open_repo: OpenRepo, repo: txstore.Repository) -> None:
-    """Its content was, before it was renamed: the header says so."""
-    Path(repo.url, names.head_cache_path("main")).unlink()
-    again = open_repo()
-    storage = watch(again)
-    put(again, "key")
     assert syncs(storage) == ["file.sync", "rename", "sync commits/main"]

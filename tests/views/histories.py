@@ -150,7 +150,13 @@ def write_output(store: txstore.TxStore, drawn: random.Random) -> None:
     """What is written to an output is replaced."""
     views = store.views
     if views:
-        _fill(store, drawn.choice(views[drawn.choice(list(views))].outputs), drawn)
+        output = drawn.choice(views[drawn.choice(list(views))].outputs)
+        if _is_there(store, output):  # a revert may have deleted it
+            _fill(store, output, drawn)
+
+
+def _is_there(store: txstore.TxStore, path: str) -> bool:
+    return f"{path}/zarr.json" in store or f"{path}/.zarray" in store
 
 
 def resize(store: txstore.TxStore, drawn: random.Random) -> None:
@@ -205,7 +211,7 @@ def declare(store: txstore.TxStore, drawn: random.Random) -> None:
     else:
         view = Apply(blurred, ["image/0"], "blurred", overlap=1, when=when)
     for output in view.outputs:  # of another type or shape, perhaps
-        if f"{output}/zarr.json" in store or f"{output}/.zarray" in store:
+        if _is_there(store, output):
             zarr.open_group(store, mode="a").__delitem__(output)
     store.views[name] = view
 

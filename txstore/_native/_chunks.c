@@ -136,7 +136,11 @@ as_codec(PyObject *tuple, const libraries *found, codec *c)
     const char *kind, *name = "";
     int level = 0, flag = 0;
     Py_ssize_t typesize = 0, blocksize = 0;
-    if (!PyTuple_Check(tuple) || !PyArg_ParseTuple(tuple, "s|iinns", &kind, &level, &flag, &typesize, &blocksize, &name))
+    if (!PyTuple_Check(tuple)) {
+        PyErr_SetString(PyExc_TypeError, "a codec is a tuple");
+        return -1;
+    }
+    if (!PyArg_ParseTuple(tuple, "s|iinns", &kind, &level, &flag, &typesize, &blocksize, &name))
         return -1;
     *c = (codec){CODEC_CRC32C, level, flag, (size_t)typesize, (size_t)blocksize, ""};
     strncpy(c->name, name, sizeof c->name - 1);
@@ -304,8 +308,11 @@ batch_new(PyTypeObject *type, PyObject *args, PyObject *kwargs)
     }
     b->inner = b->chunk;
     if (inner != Py_None) {
-        if (!PyTuple_Check(inner) ||
-            !PyArg_ParseTuple(inner, "OOpp", &shape, &strides, &b->index_at_start, &b->index_is_checked) ||
+        if (!PyTuple_Check(inner)) {
+            PyErr_SetString(PyExc_TypeError, "the inner chunks are None, or a tuple");
+            goto failed;
+        }
+        if (!PyArg_ParseTuple(inner, "OOpp", &shape, &strides, &b->index_at_start, &b->index_is_checked) ||
             as_layout(shape, strides, itemsize, &b->inner) < 0)
             goto failed;
         b->is_sharded = 1;

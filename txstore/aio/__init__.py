@@ -3,23 +3,17 @@
 from txstore.aio.calls import call, each
 from txstore.aio.faces import (
     AsyncBranches,
-    AsyncConstraints,
+    AsyncMapping,
     AsyncRepository,
-    AsyncRepositoryViews,
-    AsyncTags,
     AsyncTransaction,
-    AsyncViews,
     open,
 )
 
 __all__ = [
     "AsyncBranches",
-    "AsyncConstraints",
+    "AsyncMapping",
     "AsyncRepository",
-    "AsyncRepositoryViews",
-    "AsyncTags",
     "AsyncTransaction",
-    "AsyncViews",
     "call",
     "each",
     "open",

@@ -86,22 +86,6 @@ class AsyncBranches(AsyncMapping[Commit, At | None]):
         await call(lambda: self._open().rename(name, new))
 
 
-class AsyncTags(AsyncMapping[Commit, At | None]):
-    """The tags of a repository, as `Repository.tags`."""
-
-
-class AsyncConstraints(AsyncMapping[Constraint, Constraint]):
-    """The constraints of a repository or a transaction, by name."""
-
-
-class AsyncViews(AsyncMapping[ViewDefinition, ViewDefinition]):
-    """The views of a transaction, by name."""
-
-
-class AsyncRepositoryViews(AsyncMapping[DeclaredView, ViewDefinition]):
-    """The views of a repository, by name."""
-
-
 class AsyncTransaction:
     """A transaction for tasks of an event loop: what `TxStore` offers beyond zarr, each in a thread.
 
@@ -159,12 +143,12 @@ class AsyncTransaction:
         return None if after == before else after
 
     @property
-    def constraints(self) -> AsyncConstraints:
-        return AsyncConstraints(lambda: self.store.constraints)
+    def constraints(self) -> AsyncMapping[Constraint, Constraint]:
+        return AsyncMapping(lambda: self.store.constraints)
 
     @property
-    def views(self) -> AsyncViews:
-        return AsyncViews(lambda: self.store.views)
+    def views(self) -> AsyncMapping[ViewDefinition, ViewDefinition]:
+        return AsyncMapping(lambda: self.store.views)
 
     async def commit(self, *arguments: Any, **named: Any) -> Commit | None:
         """If this is cancelled, the commit goes on to its end: see `outcome`."""
@@ -267,16 +251,16 @@ class AsyncRepository:
         return AsyncBranches(lambda: self.repository.branches)
 
     @property
-    def tags(self) -> AsyncTags:
-        return AsyncTags(lambda: self.repository.tags)
+    def tags(self) -> AsyncMapping[Commit, At | None]:
+        return AsyncMapping(lambda: self.repository.tags)
 
     @property
-    def constraints(self) -> AsyncConstraints:
-        return AsyncConstraints(lambda: self.repository.constraints)
+    def constraints(self) -> AsyncMapping[Constraint, Constraint]:
+        return AsyncMapping(lambda: self.repository.constraints)
 
     @property
-    def views(self) -> AsyncRepositoryViews:
-        return AsyncRepositoryViews(lambda: self.repository.views)
+    def views(self) -> AsyncMapping[DeclaredView, ViewDefinition]:
+        return AsyncMapping(lambda: self.repository.views)
 
 
 #: Properties that read nothing, and stay properties. The others become methods.

@@ -61,11 +61,8 @@ class HeadCaches(Protocol):
     def stop(self) -> None:
         """Wait until no earlier `write` is still running, and drop pending ones."""
 
-    def forget(self, *, of_others: bool) -> None:
-        """Delete head caches that hold bytes of commit files, which the caller has replaced.
-
-        `of_others`: also those that other processes are about to write, of commits that they have just made.
-        """
+    def forget(self) -> None:
+        """Delete head caches that hold bytes of commit files, which the caller has replaced."""
 
 
 class BranchStore(Protocol):

@@ -77,7 +77,7 @@ class FileHeadCaches:
     def stop(self) -> None:
         """Do nothing: `write` writes at once."""
 
-    def forget(self, *, of_others: bool) -> None:
+    def forget(self) -> None:
         """Do nothing: these hold no bytes of commit files."""
 
 

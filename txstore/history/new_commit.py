@@ -7,6 +7,7 @@ parent is known.
 from __future__ import annotations
 
 import contextlib
+import itertools
 import logging
 import platform
 import struct
@@ -46,7 +47,7 @@ from txstore.history.snapshot import Snapshot
 from txstore.segments.pack_writer import Staged, Writer
 from txstore.steps import step
 from txstore.storage.commit_lock import WARN_AFTER, SyncQueue, this_user
-from txstore.storage.interface import Mapped, Storage
+from txstore.storage.interface import Mapped
 
 _log = logging.getLogger(__name__)
 
@@ -233,12 +234,28 @@ class NewCommit:
 
     def turns(self, queue: SyncQueue | None) -> Iterator[CommitTurn]:
         """Yield a turn for each version that the commit may try, until one was taken. `queue` is that of `in_turn`."""
-        lost = _Lost(self.storage)
-        while True:
+        began, is_warned = time.monotonic(), False
+        for lost in itertools.count(1):
             self.commits.branches.check_living(self.branch)
             turn = CommitTurn(self, queue, None if queue is None else self._last_in(queue))
             yield turn
-            lost.one_more()  # I2: another commit has the version for certain, so the file may be rewritten
+            # I2: another commit has the version for certain, so the file may be rewritten.
+            is_warned = self._has_lost(lost, time.monotonic() - began, is_warned)
+
+    def _has_lost(self, versions: int, waited: float, is_warned: bool) -> bool:
+        """Raise `CommitTimeoutError` after `commit_timeout`; warn of a long wait, and return whether that was done."""
+        url, timeout = self.storage.url, self.storage.lock_timeout
+        if timeout is not None and waited >= timeout:
+            whose = f"another committer ({versions} versions went to others)"
+            raise CommitTimeoutError(url, "the next version each time", whose, timeout)
+        if waited < WARN_AFTER or is_warned:
+            return is_warned
+        times = "once" if versions == 1 else f"{versions} times"
+        told = f"{url}: a commit has tried for {waited:.0f} s: others were first {times}, and an attempt took "
+        told += f"{waited / versions:.1f} s. If that is long, the server is slow, or does not answer"
+        with contextlib.suppress(CommitWaitWarning):  # if warnings are errors: the commit itself has no error
+            warn(f"{told}; commit_timeout= limits that", CommitWaitWarning)
+        return True
 
     @step("publish")
     def publish(
@@ -448,31 +465,6 @@ class CommitTurn:
                 raise LostPlaceError from None
             return False
         return True
-
-
-class _Lost:
-    """Counts the versions that one commit has lost. With many committers, it may wait long for a version."""
-
-    def __init__(self, storage: Storage) -> None:
-        self._storage = storage
-        self._began = time.monotonic()
-        self._versions = 0
-        self._is_warned = False
-
-    def one_more(self) -> None:
-        """Count a lost version. Raises `CommitTimeoutError` after `commit_timeout`."""
-        self._versions += 1
-        url, timeout, waited = self._storage.url, self._storage.lock_timeout, time.monotonic() - self._began
-        if timeout is not None and waited >= timeout:
-            whose = f"another committer ({self._versions} versions went to others)"
-            raise CommitTimeoutError(url, "the next version each time", whose, timeout)
-        if waited >= WARN_AFTER and not self._is_warned:
-            self._is_warned = True
-            times = "once" if self._versions == 1 else f"{self._versions} times"
-            told = f"{url}: a commit has tried for {waited:.0f} s: others were first {times}, and an attempt took "
-            told += f"{waited / self._versions:.1f} s. If that is long, the server is slow, or does not answer"
-            with contextlib.suppress(CommitWaitWarning):  # if warnings are errors: the commit itself has no error
-                warn(f"{told}; commit_timeout= limits that", CommitWaitWarning)
 
 
 def align(offset: int) -> int:

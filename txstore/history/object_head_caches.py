@@ -23,7 +23,6 @@ from txstore.format import encoding, names
 from txstore.format.records import HEAD_CACHE_SIZE, HeadCache
 from txstore.history.commit_files import CommitFiles
 from txstore.observing import carried
-from txstore.storage.objects.interface import ObjectStore
 from txstore.storage.remote import RemoteStorage
 from txstore.storage.request_threads import REQUESTS, executor
 
@@ -31,8 +30,6 @@ from txstore.storage.request_threads import REQUESTS, executor
 TAIL = 64 << 10
 #: Seconds between two head caches of one process.
 HEAD_CACHE_PERIOD = 1.0
-#: Seconds after a commit after which its process has written its head cache, or will not.
-LATEST = 2.0
 #: Seconds that an ending process waits for its last head cache.
 EXIT_SECONDS = 2.0
 #: Seconds for which a process relies on a head that it has read. Creating the version shows whether it is still the
@@ -59,7 +56,7 @@ class ObjectHeadCaches:
         self._storage = storage
         self._expected: _Expected | None = None
         self.made: dict[str, bytes] = {}  # for each branch, the last commit of this process
-        self._writer = _HeadCacheWriter(self, storage.objects)
+        self._writer = _HeadCacheWriter(self, storage)
 
     def read(self, branch: str) -> HeadCache:
         return self.read_with_end(branch)[0]
@@ -81,15 +78,8 @@ class ObjectHeadCaches:
     def stop(self) -> None:
         self._writer.forget()
 
-    def forget(self, *, of_others: bool) -> None:
+    def forget(self) -> None:
         self.stop()
-        self._delete()
-        if of_others:
-            time.sleep(LATEST)
-            self._delete()
-
-    def _delete(self) -> None:
-        """Delete the head caches, which hold the ends of commit files."""
         directory = posixpath.dirname(names.head_cache_path(MAIN))
         self._storage.delete(*[f"{directory}/{name}" for name in self._storage.list(directory)])
 
@@ -134,9 +124,9 @@ _writers: weakref.WeakSet[_HeadCacheWriter] = weakref.WeakSet()
 class _HeadCacheWriter:
     """Writes the newest head cache in the background. No caller waits, and some commits get none."""
 
-    def __init__(self, head_caches: ObjectHeadCaches, objects: ObjectStore) -> None:
+    def __init__(self, head_caches: ObjectHeadCaches, storage: RemoteStorage) -> None:
         self._head_caches = head_caches
-        self._objects = objects
+        self._storage = storage
         self._lock = processes.new_lock()
         self._noted: dict[str, tuple[Stored, bytes]] = {}  # by branch
         self._thread: threading.Thread | None = None  # None: it writes nothing, and has nothing to write
@@ -190,11 +180,24 @@ class _HeadCacheWriter:
         return noted
 
     def write(self, stored: Stored, tail: bytes) -> None:
-        """Write the head cache for a commit; `tail` is the end of its file."""
+        """Write the head cache for a commit; `tail` is the end of its file.
+
+        I12: an erasure replaces the file, and then deletes the head caches. So whoever writes one looks at the file
+        afterwards: if that has changed, the head cache came too late, however long this process stood still.
+        """
         self._last = time.monotonic()
-        content = self._head_caches.of(stored, durable=True).encode() + tail
+        path, fixed = names.head_cache_path(stored.header.branch), self._head_caches.of(stored, durable=True).encode()
         with contextlib.suppress(OSError, RuntimeError):  # the commit is valid without a head cache
-            self._objects.put(names.head_cache_path(stored.header.branch), [content])
+            with contextlib.suppress(OSError):  # the server may have stored it nevertheless
+                self._storage.objects.put(path, [fixed + tail])
+            if self._end_of(stored) != tail:
+                self._storage.objects.put(path, [fixed])
+
+    def _end_of(self, stored: Stored) -> bytes | None:
+        try:
+            return self._storage.read_tail(stored.path, TAIL)[0]
+        except OSError:
+            return None  # a vacuum has deleted it, or nobody can tell
 
 
 @atexit.register

@@ -24,6 +24,8 @@ MEANING = (
     "missing_value",
     "_Unsigned",
     "dtype",
+    "flag_masks",
+    "flag_meanings",
     "flag_values",
 )
 

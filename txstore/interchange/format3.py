@@ -8,6 +8,8 @@ import struct
 from collections.abc import Mapping
 from typing import Any
 
+import numpy as np
+
 from txstore.format.consolidated import decoded
 from txstore.format.documents import written_by_zarr
 from txstore.format.keys import document_key, node_of_document
@@ -20,6 +22,8 @@ _SHUFFLES = {0: "noshuffle", 1: "shuffle", 2: "bitshuffle"}
 _SERIALIZERS = ("vlen-utf8", "vlen-bytes", "vlen-array", "json2", "msgpack2", "pickle", "categorize")
 #: Bytes: format 3 writes out a fill value that format 2 leaves out, and any document may declare long elements.
 _LONGEST_ELEMENT = 1 << 20
+#: Characters of a data type, as JSON: zarr takes a millisecond for each field of a record.
+_LONGEST_TYPE = 1 << 17
 _DIMENSIONS = "_ARRAY_DIMENSIONS"
 _MISSING = "_FillValue"
 
@@ -47,6 +51,8 @@ def array_in_format_3(document: Mapping[str, Any], attributes: Mapping[str, Any]
     """Return the document of an array. Raises `NoEquivalentError`, and zarr's errors for an invalid one."""
     from txstore.zarr_private import ArrayV2Metadata
 
+    if len(json.dumps(document["dtype"])) > _LONGEST_TYPE:
+        raise NoEquivalentError(f"its data type takes more than {_LONGEST_TYPE:,} characters")
     attributes = dict(attributes)
     # zarr 2 wrote 0 for arrays without elements.
     document = {**document, "chunks": [max(size, 1) for size in document["chunks"]]}
@@ -61,8 +67,11 @@ def array_in_format_3(document: Mapping[str, Any], attributes: Mapping[str, Any]
         del attributes[_DIMENSIONS]
         missing = document.get("fill_value")
         missing = attributes.get(_MISSING) if missing is None else missing
-        if missing is not None:
-            kind = dtype.to_native_dtype().kind
+        kind = dtype.to_native_dtype().kind
+        if kind in "mM":  # for which xarray knows no attribute: it takes NaT for missing data without one
+            if fill_value is not None and not np.isnat(fill_value):
+                raise NoEquivalentError(f"its fill value is a time, {fill_value}")
+        elif missing is not None:
             # xarray opens no data set of format 3 in which a text has the former.
             attributes["missing_value" if kind in "OTU" else _MISSING] = missing_value(missing, kind)
     else:

@@ -30,6 +30,9 @@ if TYPE_CHECKING:
 
 #: Seconds after which an import with a name keeps what it has staged: one that is killed then goes on from there.
 KEEP_EVERY = 1.0
+#: How many bytes arrays may have for each byte of their files, and how many they always may. A file of a few kilobytes
+#: may declare any number of values that were never written, and to copy them takes time.
+_MOST_OF_BYTE, _ALWAYS = 100_000, 256 << 20
 
 
 @concealing
@@ -181,6 +184,11 @@ class _Import:
         job = self._job
         joined = _survey(job)
         self._total = joined.nbytes
+        stored = sum(file.size for files in self._files for file in files.values())
+        if self._total > max(_ALWAYS, _MOST_OF_BYTE * stored):
+            largest = max(joined.arrays, key=lambda path: joined.arrays[path].nbytes)
+            told = f"the arrays have {self._total:,} bytes, and their files {stored:,}: most were never written"
+            raise job.places[0].refused(largest, told)
         self._set(documents_at(self._store, job.path, joined.documents(job), job.places[0].url, keeps_root=True))
         for number, place in enumerate(job.places):
             with closing(job.open(place)) as opened:
@@ -290,6 +298,9 @@ def _check_fits(job: _Job, place: Place, path: str, first: ForeignArray, array: 
             f"{said}: other {', '.join(names)}, so its numbers mean something else. Let xarray convert them: "
             "xarray.open_mfdataset(...).to_zarr(store)",
         )
+    pairs = zip(first.dimensions, array.dimensions, strict=False)
+    if any(here != there for here, there in pairs if here is not None and there is not None):
+        raise SourceError(place.url, f"{said}: its dimensions are {array.dimensions}, not {first.dimensions}")
     others = [n for number, n in enumerate(array.shape) if number != axis]
     if len(array.shape) != len(first.shape) or others != [n for i, n in enumerate(first.shape) if i != axis]:
         if axis is None and job.concat is not None:

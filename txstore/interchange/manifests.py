@@ -17,7 +17,6 @@ import posixpath
 import re
 from collections.abc import Iterator, Mapping, Sequence, Set
 from functools import cache
-from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from txstore.codecs import bounded_codecs
@@ -235,9 +234,9 @@ def _columns(place: Place, name: str) -> list[tuple[Any, ...]]:
     try:
         content = place.read(name)
         _check_parquet(content)
-        columns = (_by_pyarrow if find_spec("pyarrow") is not None else _by_fastparquet)(content)
+        columns = _by_pyarrow(content)
     except ImportError as error:
-        reason = f"to read Parquet files, a package is missing: pip install pandas pyarrow ({error})"
+        reason = f"pyarrow reads Parquet files, and is missing: pip install pyarrow ({error})"
         raise ModuleNotFoundError(f"{place.url}: {reason}") from None
     except Exception as error:  # the libraries raise many kinds for a damaged file
         raise SourceError(place.url, f"{name!r} can't be read ({error!r}): write the manifest again") from error
@@ -256,7 +255,10 @@ def _entries_of(rows: Sequence[tuple[Any, ...]]) -> Iterator[tuple[int, Any]]:
 
 
 def _by_pyarrow(content: bytes) -> dict[str, list[Any]]:
-    """Return the columns of a file. Any number of rows may have one text, of which there is one."""
+    """Return the columns of a file. Any number of rows may have one text, of which there is one.
+
+    fastparquet isn't used: flipped bytes in a file crash it.
+    """
     from pyarrow.parquet import ParquetFile
 
     opened = ParquetFile(io.BytesIO(content))
@@ -273,14 +275,6 @@ def _by_pyarrow(content: bytes) -> dict[str, list[Any]]:
             else:
                 found[name] += part.to_pylist()
     return found
-
-
-def _by_fastparquet(content: bytes) -> dict[str, list[Any]]:
-    from fastparquet import ParquetFile
-
-    opened = ParquetFile(io.BytesIO(content))
-    table = opened.to_pandas(columns=[each for each in _COLUMNS if each in opened.columns])
-    return {name: table[name].tolist() for name in table}
 
 
 def _check_parquet(content: bytes) -> None:

@@ -16,6 +16,7 @@ from txstore.codecs.allowed_codecs import check_array
 from txstore.commit import MAIN, Commit
 from txstore.errors import SourceError
 from txstore.format.keys import document_key
+from txstore.interchange.arrays import MEANING
 from txstore.interchange.import_targets import checked_path, groups_above
 from txstore.store import TxStore
 from txstore.transactions.transaction import Transaction
@@ -27,10 +28,8 @@ if TYPE_CHECKING:
 
 Mode: TypeAlias = Literal["w", "w-", "a"]
 
-#: What tells how values are to be understood, and has to be the same in all that lies in one array.
-_MEANING = ("_FillValue", "missing_value", "scale_factor", "add_offset", "units", "calendar")
 #: Encoding that xarray looks for among the attributes.
-_ENCODING = _MEANING[:4]
+_ENCODING = ("_FillValue", "missing_value", "scale_factor", "add_offset")
 _MODES = (None, "w", "w-", "a")
 
 
@@ -130,6 +129,8 @@ def _write(dataset: Any, store: TxStore, path: str, mode: Mode | None, append_di
         if opened[where] is None and append_dim is not None:
             raise ValueError(f"append_dim: there is no group at {where or '/'!r} to append to")
     for where, each in nodes:
+        if wrong := [name for name in each.variables if not isinstance(name, str) or "/" in name]:
+            raise ValueError(f"{wrong[0]!r} is no name of a variable: rename it to a text without slashes")
         there = dict(opened[where].arrays()) if opened[where] is not None else {}
         for name in there.keys() & each.variables.keys():
             if not _is_virtual(each.variables[name]):
@@ -147,7 +148,10 @@ def _write(dataset: Any, store: TxStore, path: str, mode: Mode | None, append_di
     staged_before = transaction.version
     try:
         if mode == "w":
-            store.mapping.delete_dir(path)  # type: ignore[union-attr]
+            transaction.delete_dir(path)
+        for each in found:
+            if each.document is not None and transaction.has_keys_below(each.path):
+                transaction.delete_dir(each.path)  # chunks that the manifest leaves out, too
         store.set_references(keys, paths, *arrays)
         for key, content in above.items():
             store[key] = content
@@ -229,14 +233,20 @@ def _virtual(where: str, name: str, variable: Any, group: Any, append_dim: str |
         shape = tuple(size + (extent if at == axis else 0) for at, size in enumerate(shape))
     encoding = (metadata if axis is None else existing.metadata).chunk_key_encoding
     document = metadata.to_buffer_dict(default_buffer_prototype())["zarr.json"].to_bytes() if axis is None else None
-    return _Virtual(path, document, shape, *_chunks(path, array.manifest, first, encoding))
+    sides = metadata.chunk_grid.chunk_shape
+    grid = tuple(-(-size // side) for size, side in zip(metadata.shape, sides, strict=True))
+    return _Virtual(path, document, shape, *_chunks(path, array.manifest, grid, first, encoding))
 
 
-def _chunks(path: str, manifest: Any, first: list[int], encoding: Any) -> tuple[Any, ...]:
+def _chunks(path: str, manifest: Any, grid: tuple[int, ...], first: list[int], encoding: Any) -> tuple[Any, ...]:
     from virtualizarr.manifests.manifest import INLINED_CHUNK_PATH
 
     urls = manifest._paths.ravel()
     rows = np.flatnonzero((urls != "") & (urls != INLINED_CHUNK_PATH))
+    there = manifest.shape_chunk_grid  # of one without chunks it may be anything
+    is_inside = len(there) == len(grid) and all(count <= most for count, most in zip(there, grid, strict=True))
+    if grid and (rows.size or manifest._inlined) and not is_inside:
+        raise ValueError(f"{path!r} has {grid} chunks, and its manifest {there}")
     offsets, lengths = manifest._offsets.ravel()[rows], manifest._lengths.ravel()[rows]
     names: dict[str, str] = {}  # one text for a file, instead of one for each of its chunks
     urls = [names.setdefault(url, url) for url in urls[rows]]
@@ -265,7 +275,7 @@ def _check_alike(path: str, stored: Any, given: Any, axis: int | None) -> None:
     for each in (before, after):
         shape = [size for at, size in enumerate(each["shape"]) if at != axis]
         each |= {"shape": shape, "chunk_key_encoding": None}
-        each["attributes"] = {key: each["attributes"][key] for key in _MEANING if key in each["attributes"]}
+        each["attributes"] = {key: each["attributes"][key] for key in MEANING if key in each["attributes"]}
     if axis is None and stored.chunk_key_encoding != given.chunk_key_encoding:
         before["chunk_key_encoding"] = "another"
     different = sorted(

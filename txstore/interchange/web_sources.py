@@ -39,6 +39,29 @@ class AnswerInMemory(BoundedAnswer):
         told = _told.get()
         return MOST_IN_MEMORY if told is None else min(told, MOST_IN_MEMORY)
 
+    async def start(self, connection: Any) -> aiohttp.ClientResponse:
+        await super().start(connection)
+        if self.content_length is None or "Content-Encoding" in self.headers:  # else it ends where it says
+            self.content = _BoundedStream(self.content)  # type: ignore[assignment]
+        return self
+
+
+class _BoundedStream:
+    """What caches of fsspec write to a disk, piece by piece."""
+
+    def __init__(self, stream: aiohttp.StreamReader) -> None:
+        self._stream, self._left = stream, MOST_IN_MEMORY
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._stream, name)
+
+    async def read(self, size: int = -1) -> bytes:
+        piece = await self._stream.read(size)
+        self._left -= len(piece)
+        if self._left < 0:
+            raise OSError(f"the server sends more than {MOST_IN_MEMORY:,} bytes, and did not say so: download it first")
+        return piece
+
 
 class PagesAsStore(FsspecStore):
     """A directory of a web server, read through our client: zarr would copy the file system without it, by JSON.

@@ -137,11 +137,14 @@ class ZarrArrays:
 
 def _array(node: Any) -> ForeignArray:
     names = getattr(node.metadata, "dimension_names", None) or node.attrs.get("_ARRAY_DIMENSIONS")
+    meaning = meaning_of(node.attrs)
+    if names and node.metadata.zarr_format == 2:
+        meaning["fill_value"] = repr(node.fill_value)  # xarray takes it for missing data
     return ForeignArray(
         shape=node.shape,
         dtype=node.dtype,
         dimensions=tuple(names or [None] * node.ndim),
         read=node.__getitem__,
-        meaning=meaning_of(node.attrs),
+        meaning=meaning,
         itemsize=node.dtype.itemsize,
     )

@@ -292,7 +292,7 @@ class _BackUp:
             found = self._survey(commits, record)  # again: two records may concern one file
             scrub(self.target, found)
             # Before the record, which says that this is done.
-            open_commits(self.target).store.head_caches.forget(of_others=False)
+            open_commits(self.target).store.head_caches.forget()
             for change in found.changes.values():
                 self.target.cache.forget(change.pack_id)
             write_record(self.target, record)

@@ -22,6 +22,7 @@ from txstore.format.commitfile import RunName
 from txstore.format.encoding import crc32c
 from txstore.format.packfile import Frame, PackName
 from txstore.maintenance.report import Fault
+from txstore.segments.runs import open_listed
 from txstore.storage.foreign_values import ForeignRange
 
 _WINDOW = 1 << 20
@@ -333,10 +334,8 @@ def check_sections(read_range: ReadRange, stored: Stored, path: str = "") -> lis
 
 def open_run(read_range: ReadRange, name: RunName, path: str) -> tuple[index.Run, list[PackName]]:
     """Read a whole run and check every block. Raises `ValueError`, which says what is wrong, or `OSError`."""
-    run = index.Run(read_range(path, name.offset, name.length), name.seq)
+    run = open_listed(read_range(path, name.offset, name.length), name)
     run.verify()
-    if run.max_seq > name.max_seq or run.entries != name.entries:
-        raise ValueError("the run is not the one that the header lists")
     return run, [PackName.decode(pack) for pack in run.packs]
 
 

@@ -575,7 +575,7 @@ class _Erasing:
             for _ in range(_ROUNDS):
                 found = self._survey(record.until, fates)
                 if not found.changes:
-                    self._commits.store.head_caches.forget(of_others=True)
+                    self._commits.store.head_caches.forget()
                     return record
                 if found.shared and record.table is not None and not record.values:
                     self._write(replace(record, table=ReplacementTable(record.table.packs)))  # nothing was replaced

@@ -195,7 +195,10 @@ class Verifier:
             if name.pack is None:
                 continue
             key = (name.pack.id, name.offset)
-            self._runs[key] = self._runs.get(key, ListedRun(name, {})).also_in(place)
+            listed = self._runs.get(key, ListedRun(name, {}))
+            if listed.name != name:
+                self._faults.add(Fault(path, "it lists a run otherwise than another commit does"))
+            self._runs[key] = listed.also_in(place)
         self._tell()
 
     def _read_again(self, place: Place) -> Stored | None:

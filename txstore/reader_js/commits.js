@@ -96,7 +96,9 @@ export class Commits {
   /** Return the versions that files are named by, the highest first; undefined: no list. @param {string} directory */
   async versions(directory) {
     const names = await this.source.list(directory);
-    return names?.filter((name) => /^(?:\d{10}|[1-9]\d{10,18})$/.test(name)).map(Number).sort((one, other) => other - one);
+    const found = names?.filter((name) => /^(?:\d{10}|[1-9]\d{10,18})$/.test(name)).map(Number).sort((one, other) => other - one);
+    if (found?.length && !Number.isSafeInteger(found[0])) throw new CorruptionError(`${directory}: it has a version that is too large`);
+    return found;
   }
 
   /** Return the version below which commits may be gone, as far as a list tells. @param {string} branch */

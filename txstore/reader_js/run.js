@@ -47,7 +47,7 @@ export class Run {
     const begins = beginOfIndex(end, length, lies.path);
     const rest = begins < guess ? await within(begins, guess) : new Uint8Array(0);
     const index = new Index(begins < guess ? joined([rest, end]) : end.slice(begins - guess), begins, lies);
-    if (index.entries !== entries) index.fail("the header counts its entries differently");
+    if (index.entries !== entries || (index.isOwn && !seq)) index.fail("a run is not the one that the header lists");
     return new Run(index, within, seq, blocks);
   }
 
@@ -166,7 +166,7 @@ class Index {
     const prefixes = reader.u32();
     const packs = reader.u32();
     this.entries = reader.u64();
-    reader.u64(); // highest seq
+    this.isOwn = reader.u64() === 0 && this.entries + prefixes > 0; // else its entries name their commits
     reader.u64();
     const [prefixesAt, packsAt] = [reader.u64() - begins, reader.u64() - begins];
     this.keysAt = this.count * RECORD;

@@ -75,7 +75,9 @@ class ObjectWriter:
         self._is_filling = False
         self._lease: Lease | None = None
         self._sequence = 0
-        self._documents = _DocumentCopies()
+        #: Copies of staged documents until the commit, by where they were staged, and how many bytes more are copied.
+        self._documents: dict[int, bytes] = {}
+        self._room_for_documents = DOCUMENTS
         self._lock = processes.new_lock()
         self._uploads = _PackUploads(storage)
 
@@ -137,11 +139,11 @@ class ObjectWriter:
             is_inline = not (self._packs or self._uploads.is_published or self._participant)
             if is_inline and self.size + view.nbytes <= INLINE_SIZE:
                 staged = self._own_file.append(kind, key, view, seen=seen, region=region)
-                self._documents.note(key, view, staged)
+                self._note_document(key, view, staged)
                 return staged
             pack, full = self._room_for(len(key) + view.nbytes)
             staged = pack.append(kind, key, view, seen, sequence, region, checksum=checksum, is_last=is_long)
-            self._documents.note(key, view, staged)
+            self._note_document(key, view, staged)
             if is_long:
                 self._is_filling = False
         if full is not None:
@@ -157,7 +159,13 @@ class ObjectWriter:
         """Return a document that was staged here, if so much else was that it should be laid beside the others."""
         if not self._packs or (self._aside is not None and not packfile.split_offset(offset)[0]):
             return None
-        return self._documents.at(offset)
+        return self._documents.get(offset)
+
+    def _note_document(self, key: bytes, view: memoryview, staged: Staged) -> None:
+        """Copy what was staged if it is a document and there is room. The caller holds the lock."""
+        if view.nbytes <= self._room_for_documents and is_document(key.decode()):
+            self._documents[staged.offset] = bytes(view)
+            self._room_for_documents -= view.nbytes
 
     def _check_unchanged(self, view: memoryview, checksum: int) -> None:
         """Raise `OSError`, also from all that follows, if a value was changed while it was copied or uploaded."""
@@ -331,23 +339,6 @@ class ObjectWriter:
         if self.close():
             self._storage.staged.forget(self.path)
             self._storage.objects.delete([self.path, *[pack.path for pack in self._packs]])
-
-
-class _DocumentCopies:
-    """Copies of staged documents until the commit, up to `DOCUMENTS` bytes. The caller holds the writer's lock."""
-
-    def __init__(self) -> None:
-        self._copies: dict[int, bytes] = {}  # by where they were staged
-        self._left = DOCUMENTS
-
-    def note(self, key: bytes, view: memoryview, staged: Staged) -> None:
-        """Copy what was staged if it is a document and there is room."""
-        if view.nbytes <= self._left and is_document(key.decode()):
-            self._copies[staged.offset] = bytes(view)
-            self._left -= view.nbytes
-
-    def at(self, offset: int) -> bytes | None:
-        return self._copies.get(offset)
 
 
 class _PackUploads:

@@ -129,6 +129,15 @@ def located(found: bytes) -> tuple[npt.NDArray[np.int64], npt.NDArray[np.int64],
 OpenPacks = Kept[int, Pack]
 
 
+def open_listed(section: Mapped, name: RunName) -> index.Run:
+    """Open a run that a header lists. Raises `ValueError` if it is another one, or an own run that is given no seq."""
+    run = index.Run(section, name.seq)
+    has_seq = run.max_seq or not (run.entries or run.prefixes)
+    if not has_seq or run.max_seq > name.max_seq or run.entries != name.entries:
+        raise ValueError("the run is not the one that the header lists")
+    return run
+
+
 class OpenRun:
     """A run, opened where it lies, and what was decoded of its table of packs."""
 
@@ -145,12 +154,9 @@ class OpenRun:
         self._entries: list[bytes] | None = None
         self._names: dict[int, PackName] = {0: self.file}
         try:
-            self.run = index.Run(section, name.seq)
+            self.run = open_listed(section, name)
         except ValueError as error:
             raise unreadable(self.file.path, name.offset, error, "the run can't be opened") from error
-        if self.run.max_seq > name.max_seq or self.run.entries != name.entries:
-            reason = "the run is not the one that the header lists"
-            raise CorruptionError(self.file.path, offset=name.offset, reason=reason)
 
     def pack(self, number: int) -> PackName:
         """Return the pack that a ref names: the run's own file, or one of its table."""

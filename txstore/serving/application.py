@@ -20,7 +20,7 @@ from txstore.serving.answers import (
     until_gone,
 )
 from txstore.serving.events import Events, Work
-from txstore.serving.files import PageFiles, RepositoryFiles
+from txstore.serving.files import RepositoryFiles, send_page_file, served_page
 from txstore.serving.guard import Guard
 from txstore.serving.plain_zarr import PlainZarr
 from txstore.storage.request_threads import executor
@@ -74,7 +74,7 @@ class Application:
         self._files = RepositoryFiles(repository.engine)
         self._events = Events(repository.engine)
         self._work = Work(repository, guard.origins)
-        self._page = PageFiles()
+        self._page = served_page()
         self._timer: tuple[asyncio.AbstractEventLoop, asyncio.TimerHandle] | None = None
 
     def close(self) -> None:
@@ -118,9 +118,9 @@ class Application:
         elif place == b"api":
             await self._answer_question(scope, receive, send, rest.decode("latin-1"))
         elif path in (b"", b"/"):
-            await self._page(scope, send, "index.html")
+            await send_page_file(self._page, scope, send, "index.html")
         elif place == b"page":
-            await self._page(scope, send, path[1:].decode("latin-1"))
+            await send_page_file(self._page, scope, send, path[1:].decode("latin-1"))
         else:
             raise _no_such_place()
 

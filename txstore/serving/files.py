@@ -139,24 +139,23 @@ _SERVED_POLICY = (
 _NOT_OF_PAGE = ("node.js",)
 
 
-class PageFiles:
-    """Sends the files of the page, by their names: a request never becomes a path."""
+def served_page() -> dict[str, bytes]:
+    """Return the files of the page that `send_page_file` sends."""
+    return _files(('<meta name="txstore-repository" content="files">', '<meta name="txstore-server" content="yes">'))
 
-    def __init__(self) -> None:
-        metas = ('<meta name="txstore-repository" content="files">', '<meta name="txstore-server" content="yes">')
-        self._files = _files(metas)
 
-    async def __call__(self, scope: Scope, send: Send, name: str) -> None:
-        content = self._files.get(name)
-        if content is None:
-            raise Failure(404, "NotFound", f"the page has no file {name!r}")
-        tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'.encode()
-        headers: Headers = [(b"referrer-policy", b"no-referrer"), (b"cache-control", REVALIDATED), (b"etag", tag)]
-        if is_current(scope, tag):
-            await answer(scope, send, 304, headers, policy=_SERVED_POLICY)
-            return
-        kind = _KINDS[posixpath.splitext(name)[1]].encode()
-        await answer_compressed(scope, send, content, kind, headers, policy=_SERVED_POLICY)
+async def send_page_file(files: Mapping[str, bytes], scope: Scope, send: Send, name: str) -> None:
+    """Send a file of the page, by its name: a request never becomes a path."""
+    content = files.get(name)
+    if content is None:
+        raise Failure(404, "NotFound", f"the page has no file {name!r}")
+    tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'.encode()
+    headers: Headers = [(b"referrer-policy", b"no-referrer"), (b"cache-control", REVALIDATED), (b"etag", tag)]
+    if is_current(scope, tag):
+        await answer(scope, send, 304, headers, policy=_SERVED_POLICY)
+        return
+    kind = _KINDS[posixpath.splitext(name)[1]].encode()
+    await answer_compressed(scope, send, content, kind, headers, policy=_SERVED_POLICY)
 
 
 def put_page(url: str | os.PathLike[str], *, options: Mapping[str, Any] | None = None, repository: str = ".") -> str:

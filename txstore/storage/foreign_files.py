@@ -10,7 +10,7 @@ import os
 import stat
 from collections.abc import Iterable, Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, TypeAlias, cast
+from typing import Any, TypeAlias
 
 import numpy as np
 import numpy.typing as npt
@@ -21,7 +21,6 @@ from txstore.storage.interface import GONE
 from txstore.storage.objects.backend import READ_ONLY, Content
 from txstore.storage.objects.client import ObjectClient
 from txstore.storage.objects.fsspec_backends import build_plain
-from txstore.storage.objects.plain import PlainBackend
 from txstore.storage.objects.urls import target_of
 from txstore.storage.request_threads import in_parallel
 
@@ -50,7 +49,7 @@ class Sources:
 
     def __init__(self, allowed: Allowed = _NOTHING) -> None:
         self._allowed = sorted(allowed.items(), key=lambda each: len(each[0]), reverse=True)  # the nearest first
-        self._clients: dict[str, _Client] = {}
+        self._clients: dict[str, ObjectClient] = {}
 
     def __repr__(self) -> str:
         return f"<Sources {', '.join(prefix for prefix, _ in self._allowed) or '(none)'}>"
@@ -155,7 +154,7 @@ class Sources:
         shown = (url.rpartition("/")[0] + "/").removeprefix("file://")
         raise SourceError(url, f"values lie in this file, which may not be read here: to allow it, sources=[{shown!r}]")
 
-    def _client(self, url: str) -> tuple[_Client, str]:
+    def _client(self, url: str) -> tuple[ObjectClient, str]:
         """Return what reads files of a host, or bucket, and what the file is called there."""
         prefix, options = self._allowing(url)
         scheme, _, rest = url.partition("://")
@@ -164,7 +163,7 @@ class Sources:
         client = self._clients.get(f"{prefix} {root}")
         if client is None:
             target = target_of(root, options, engine="fsspec", single_writer=False)
-            client = self._clients[f"{prefix} {root}"] = _Client(target, READ_ONLY, build_plain)
+            client = self._clients[f"{prefix} {root}"] = ObjectClient(target, READ_ONLY, build_plain)
         return client, path
 
 
@@ -189,8 +188,3 @@ def _version(url: str, status: os.stat_result) -> FileVersion:
     if not stat.S_ISREG(status.st_mode):
         raise SourceError(url, "this is no file")
     return FileVersion(url, status.st_size, version_of({"mtime": status.st_mtime}))
-
-
-class _Client(ObjectClient):
-    def info(self, path: str) -> dict[str, Any]:
-        return self._request(path, lambda backend: cast(PlainBackend, backend).info(path))

@@ -14,6 +14,7 @@ from urllib.parse import quote
 
 import numpy as np
 import pytest
+from numcodecs import Shuffle
 
 import txstore
 from tests.serving.browser import sample
@@ -206,10 +207,12 @@ def test_commits_that_name_one_another_as_parents(look: Callable[..., Any], tmp_
     assert page.title().startswith("hostile.tx"), "it answers"
 
 
+TRANSPOSE = {"name": "transpose", "configuration": {"order": [1, 0]}}
 SCALAR: dict[str, Any] = {"shape": [], "chunk_grid": {"name": "regular", "configuration": {"chunk_shape": []}}}
 LITTLE = {"name": "bytes", "configuration": {"endian": "little"}}
-FORMAT_2 = {"zarr_format": 2, "dtype": "<f8", "shape": [4], "chunks": [1 << 26], "compressor": None, "filters": None,
+FORMAT_2 = {"zarr_format": 2, "dtype": "<f8", "shape": [4], "chunks": [4], "compressor": None, "filters": None,
             "order": "C", "fill_value": 0}  # fmt: skip
+SCALAR_2 = FORMAT_2 | {"shape": [], "chunks": []}
 
 
 @FILES
@@ -220,11 +223,19 @@ FORMAT_2 = {"zarr_format": 2, "dtype": "<f8", "shape": [4], "chunks": [1 << 26],
         (SCALAR | {"data_type": "float64", "fill_value": "0x3ff8000000000000", "codecs": [LITTLE]}, "1.5"),
         (SCALAR | {"data_type": "uint64", "fill_value": 2**64 - 1, "codecs": [LITTLE]}, "1.8447e+19"),
         (SCALAR | {"data_type": "int64", "fill_value": 2**63 - 1, "codecs": [LITTLE]}, "9.2234e+18"),
+        (SCALAR | {"data_type": "complex64", "fill_value": [0, "0x40400000"], "codecs": [LITTLE]}, "3"),
+        (SCALAR | {"data_type": {"name": "null_terminated_bytes", "configuration": {"length_bytes": 4}},
+                   "fill_value": "YWI="}, "ab"),
+        (SCALAR_2 | {"dtype": "|S4", "fill_value": "YWI="}, "ab"),
+        (SCALAR_2 | {"dtype": "|S4", "fill_value": None}, ""),
+        (SCALAR_2 | {"dtype": "<U4", "fill_value": None}, ""),
+        (SCALAR_2 | {"dtype": "|O", "fill_value": 0, "filters": [{"id": "vlen-utf8"}]}, ""),
+        (SCALAR_2 | {"dtype": "<M8[s]", "fill_value": None}, "NaN"),
     ],
-)
+)  # fmt: skip
 def test_fill_values_that_javascript_reads_otherwise(look, tmp_path, told, seen):
-    page = look(repo_of(tmp_path, a=document(**told)), "#/tree/main/a").page
-    expect(page.locator(".scalar")).to_have_text(seen)
+    page = look(repo_of(tmp_path, a=told if "zarr_format" in told else document(**told)), "#/tree/main/a").page
+    expect(page.locator(":is(.scalar, .stage pre)")).to_have_text(seen)
 
 
 def sharded(**told: Any) -> dict[str, Any]:
@@ -249,24 +260,29 @@ def shard(*, at_start: bool = False, order: tuple[int, int] = (0, 1), checksum: 
         (document(), b"\7\7", "a chunk has 2 values instead of 4"),
         (document(), b"\7" * 5, "a chunk has 5 values instead of 4"),
         (document(data_type="v2:U10"), None, "this is no data type"),
-        (FORMAT_2 | {"data_type": {"configuration": {"length_bytes": 1}}}, None, "too large for a picture"),
+        (FORMAT_2 | {"chunks": [1 << 26], "data_type": {"configuration": {"length_bytes": 1}}}, None,
+         "too large for a picture"),
+        (document(shape=[4, 4], chunk_grid=grid([4, 4]), codecs=[TRANSPOSE, TRANSPOSE, {"name": "bytes"}]), None,
+         "it is transposed twice"),
+        (document(storage_transformers=[{"name": "encrypted"}]), b"\7" * 4, "it has storage transformers"),
+        (FORMAT_2 | {"filters": [{"id": "delta", "dtype": "<f8", "astype": "<i8"}]}, bytes(32), "delta makes <i8"),
+        (FORMAT_2 | {"filters": [{"id": "fixedscaleoffset", "dtype": "<f8", "astype": ">i4", "scale": 1, "offset": 0}]},
+         bytes(16), "fixedscaleoffset makes >i4"),
+        (FORMAT_2 | {"filters": [{"id": "shuffle", "elementsize": 4}]},
+         bytes(Shuffle(4).encode(np.array([7.0, 7, 9, 9]))), None),
         (sharded(), shard(order=(1, 0), checksum=1), "its checksum differs"),
         (sharded(index_location="start"), shard(at_start=True), None),
         (sharded(), shard(), None),
-        (sharded() | {"codecs": [{"name": "transpose", "configuration": {"order": [1, 0]}}, *sharded()["codecs"]]},
-         shard(), "its shards have codecs of their own"),
+        (sharded() | {"codecs": [TRANSPOSE, *sharded()["codecs"]]}, shard(), "its shards have codecs of their own"),
     ],
-    ids=["short", "long", "type", "length", "index", "start", "end", "outer codec"],
+    ids=["short", "long", "type", "length", "transposed", "transformers", "delta", "order", "shuffle", "index", "start",
+         "end", "outer codec"],
 )  # fmt: skip
 def test_what_would_be_shown_as_something_else(look, tmp_path, told, value, seen):
-    is_old = told["zarr_format"] == 2
     repo = repo_of(tmp_path, a=told)
-    with repo.begin() as mapping:
-        if is_old:
-            del mapping["a/zarr.json"]
-            mapping["a/.zarray"] = json.dumps(told).encode()
-        if value is not None:
-            mapping["a/c/0/0" if len(told["shape"]) > 1 else "a/c/0"] = value
+    if value is not None:
+        with repo.begin() as mapping:
+            mapping["a/0" if told["zarr_format"] == 2 else "a/c" + "/0" * len(told["shape"])] = value
     page = look(repo, "#/tree/main/a").page
     if seen is None:
         expect(page.locator(".figures")).to_contain_text("Minimum7Maximum9Mean8")
@@ -290,5 +306,5 @@ def repo_of(folder: Path, **arrays: dict[str, Any]) -> txstore.Repository:
     with repo.begin() as mapping:
         mapping["zarr.json"] = b'{"zarr_format": 3, "node_type": "group"}'
         for path, told in arrays.items():
-            mapping[f"{path}/zarr.json"] = json.dumps(told).encode()
+            mapping[f"{path}/{'zarr.json' if told['zarr_format'] == 3 else '.zarray'}"] = json.dumps(told).encode()
     return repo

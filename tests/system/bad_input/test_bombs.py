@@ -14,6 +14,7 @@ import txstore
 from tests.fuzz import forging
 from tests.fuzz.forging import Forged, Run
 from tests.tools.commits import set_keys
+from tests.tools.faults import watch
 from txstore import METADATA
 from txstore.constraints import Complete, EqualLength, Fixed, OnlyGrows, Sorted, Unique
 from txstore.errors import CorruptionError
@@ -119,7 +120,6 @@ def test_a_file_of_many_gigabytes_that_takes_no_room(forged):
 @pytest.mark.parametrize("count", [32, 2000])
 def test_orphans_without_end(forged, count):
     """Each was followed down to where the chain breaks, and so was each below it."""
-    read = []
 
     def change(parts: Forged) -> None:
         for path in parts.commits[:-1]:
@@ -134,14 +134,10 @@ def test_orphans_without_end(forged, count):
             parts.packs[names.commit_path("main", version)] = other
 
     repo = txstore.Repository(forged(change))
-    commits = repo.engine.commits
-    true_read, commits.files.read = (
-        commits.files.read,
-        lambda branch, version: read.append(version) or true_read(branch, version),
-    )
+    watched = watch(repo)
     with pytest.raises(CorruptionError, match="there is version 10, and a commit below it is missing"):
-        commits.head()  # it was synced, and vouches for what is gone
-    assert len(read) < 3 * count + 10
+        repo.head()  # it was synced, and vouches for what is gone
+    assert 0 < len(watched.named("read_tail")) < 3 * count + 10
 
 
 # --- transactions that are open, or say that they are

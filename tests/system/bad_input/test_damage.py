@@ -149,16 +149,6 @@ def test_the_newest_commit_file_is_missing(damaged):
     assert_reported(damaged, PACK, "missing")
 
 
-def test_commit_files_that_changed_places(damaged):
-    one, two = damaged / PACK, damaged / BELOW
-    contents = one.read_bytes(), two.read_bytes()
-    one.write_bytes(contents[1])
-    two.write_bytes(contents[0])
-    assert_reported(damaged, PACK, "swapped")
-    with pytest.raises(txstore.CorruptionError, match="another repository, branch or version"):
-        txstore.Repository(damaged).head()
-
-
 def test_a_commit_file_of_another_repository(damaged, tmp_path):
     other = txstore.Repository(tmp_path / "other.tx")
     for _ in range(HEAD + 1):

@@ -45,13 +45,6 @@ def test_an_error_in_a_block_rolls_back_without_a_warning(filled):
     assert tree(Path(filled.url)) == before
 
 
-@pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_no_warning_at_exit_after_the_end(filled, end):
-    done = run_python(STAGE + f"store.{end}()", filled.url)
-    assert (done.returncode, done.stderr) == (0, "")
-    assert len(list(filled.log())) == (2 if end == "commit" else 1)
-
-
 # --- fork
 forks = pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
 

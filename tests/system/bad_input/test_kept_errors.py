@@ -11,14 +11,16 @@ import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 import zarr
 
 import txstore
-from tests.system.bad_input.test_full_disk import FullStorage, with_storage
+from tests.tools.replaced import replace_storage
 from txstore import Repository
+from txstore.storage.local import LocalStorage
 
 VALUE = bytes(1 << 20)
 Open = Callable[..., Repository]
@@ -90,16 +92,19 @@ def mapped(repo: Repository) -> int:
     return sum(int(stop, 16) - int(start, 16) for start, stop in places)
 
 
+def no_room(self: LocalStorage, path: str, *_: object, **__: object) -> Any:
+    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), path)
+
+
+class Full(LocalStorage):
+    create = rename_noreplace = write_in_place = no_room
+
+
 def full(repo: Repository) -> Repository:
     """Return the repository on a disk that is full from now on."""
-    other = with_storage(Repository(repo.url), storage := FullStorage(repo.url, 0))
-    other.engine.snapshots._commits.storage = storage
-    storage.count = no_room  # type: ignore[method-assign]
+    other = Repository(repo.url)
+    replace_storage(other.engine, Full(repo.url))
     return other
-
-
-def no_room(what: str) -> None:
-    raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), what)
 
 
 def a_write(old: Repository) -> None:
@@ -126,11 +131,9 @@ def a_commit(old: Repository) -> None:
     mapping = old.begin()
     mapping["b"] = b"1"
     mapping.nodes.copy("z", "y")
-    storage = old.engine.commits.storage
-    storage.rename_noreplace = lambda source, target: no_room(target)  # type: ignore[method-assign]
-    with keeping(OSError):
+    with pytest.MonkeyPatch.context() as patch, keeping(OSError):
+        patch.setattr(LocalStorage, "rename_noreplace", no_room)
         mapping.commit()
-    del storage.rename_noreplace
     mapping.rollback()
 
 

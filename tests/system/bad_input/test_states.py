@@ -156,12 +156,6 @@ def test_times_ascend_after_a_commit_from_the_future(filled, in_three_hours, mon
     assert filled.snapshot(at=in_three_hours.time + tick)["a"] == b"3"
 
 
-@pytest.mark.parametrize("upkeep", ["optimize", "vacuum"])
-def test_maintenance_after_a_commit_from_the_future(filled, in_three_hours, upkeep):
-    with pytest.warns(txstore.ClockWarning, match="by ann@fast"):
-        filled.optimize() if upkeep == "optimize" else filled.vacuum(keep=1)
-
-
 @pytest.mark.filterwarnings("error")
 def test_who_makes_an_error_of_the_warning_publishes_nothing(filled, in_three_hours):
     tx = filled.begin()

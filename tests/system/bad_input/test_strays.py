@@ -9,7 +9,6 @@ import pytest
 
 import txstore
 from txstore.format import names
-from txstore.maintenance.backup import back_up
 
 STRAYS = (
     ".DS_Store", "._0000000001", ".nfs00000000a1b2c3", "0000000001~", ".0000000001.swp", "#main#", "Thumbs.db",
@@ -115,6 +114,6 @@ def test_objects(objects, tmp_path):
     assert report.faults == []
     assert sorted(report.strays) == sorted(made)
     assert again.verify(repair=True).repairs == []
-    back_up(again.engine.storage, tmp_path / "copy")
+    again.backup(tmp_path / "copy")
     assert txstore.Repository(tmp_path / "copy").verify().strays == []
     assert all(system.cat(f"{root}/{path}") == b"stray" for path in made)

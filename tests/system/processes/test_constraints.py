@@ -9,7 +9,7 @@ import zarr
 import txstore
 from tests.tools.workers import run_together
 from txstore import ConstraintError
-from txstore.constraints import Complete, EqualLength, Sorted, Unique
+from txstore.constraints import Complete, EqualLength
 
 pytestmark = pytest.mark.long
 
@@ -64,34 +64,3 @@ def test_exactly_what_breaks_it_is_refused(repo):
     for path in ("x", "y"):
         found = zarr.open_array(repo.snapshot(), path=path, mode="r")[:].tolist()
         assert sorted(found) == sorted(number for number in right for _ in range(1 + number % 3))
-
-
-DAYS = 60
-
-
-def append_days(barrier: Any, url: str) -> list[int]:
-    """Append each day, as all others do; return those that were new. Each process remembers what it has read."""
-    repo = txstore.Repository(url, durability="none")
-    made = []
-    barrier.wait()
-    for day in range(1, 1 + DAYS):
-        try:
-            repo.run(
-                lambda store, day=day: zarr.open_array(store, path="time").append(np.array([day], "i4")), retries=10_000
-            )
-        except ConstraintError:
-            continue
-        made.append(day)
-    return made
-
-
-@pytest.mark.parametrize("constraint", [Unique("time"), Sorted("time")], ids=["unique", "sorted"])
-def test_each_label_is_appended_once(repo, constraint):
-    with repo.transaction() as store:
-        zarr.create_array(store, name="time", data=np.zeros(1, "i4"), chunks=(4,))
-        store.constraints[constraint.kind] = constraint
-    made = run_together(append_days, *[(repo.url,)] * 4)
-    found = zarr.open_array(repo.snapshot(), path="time", mode="r")[:].tolist()
-    assert sorted(day for each in made for day in each) == sorted(found[1:]) == [*range(1, 1 + DAYS)]
-    if constraint.kind == "sorted":
-        assert found == sorted(found)

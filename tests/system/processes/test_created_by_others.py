@@ -43,19 +43,11 @@ def test_a_group_is_listed_with_what_others_have_created(repo, store):
         assert other.do(names, "group") == ["y"]
         creator.do(create, "group/z")
         assert other.do(names, "group") == ["y", "z"]
+        assert other.do(create_again, "group/z") == "there is one"
         for member in (creator, other):
             member.leave()
     store.commit()
     assert committed(repo, "group/z") == [0] * 8
-
-
-def test_what_another_has_created_is_not_created_again(repo, store):
-    with members(store, 2) as (creator, other):
-        creator.do(create, "y")
-        assert other.do(create_again, "y") == "there is one"
-        for member in (creator, other):
-            member.leave()
-    store.commit()
 
 
 def opens(store: TxStore, path: str) -> bool:

@@ -17,7 +17,6 @@ from txstore._native import local
 
 PACKS = 10_000
 READERS = 16
-LIMIT = 64  # of open files, for the whole process
 AT_MOST = 8  # for the repository
 
 pytestmark = [
@@ -54,33 +53,6 @@ def held(path: str) -> list[str]:
         if target.startswith(path) or "inotify" in target:
             found.append(target)
     return found
-
-
-def read_all(path: str) -> tuple[int, int]:
-    """Read everything under a low limit, twice. Returns the most that was held in between, and how many are open."""
-    import resource
-
-    resource.setrlimit(resource.RLIMIT_NOFILE, (LIMIT, LIMIT))
-    repo = txstore.Repository(path)
-    snapshot = repo.mapping()
-    most = 0
-    kept = []
-    for number in range(PACKS):
-        kept.append(snapshot.get_view(f"x/c/{number}"))  # views keep their packs mapped
-        if number % 100 == 0:
-            most = max(most, len(held(path)))
-    assert [int.from_bytes(view, "little") for view in kept] == list(range(PACKS))
-    assert np.array_equal(zarr.open_array(repo.snapshot(), path="x", mode="r")[:], np.arange(PACKS))
-    assert len(list(repo.log())) == PACKS + 1
-    return max(most, len(held(path))), len(os.listdir("/proc/self/fd"))
-
-
-def test_every_chunk_is_read_under_a_low_limit(many_packs):
-    reader = Worker(read_all, str(many_packs))
-    with ended(reader):
-        most, total = reader.result()
-    assert most <= AT_MOST
-    assert total < LIMIT
 
 
 def read_some(barrier, path: str, number: int) -> list[str]:

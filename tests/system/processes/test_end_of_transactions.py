@@ -3,7 +3,6 @@
 import os
 import signal
 from contextlib import ExitStack
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -60,17 +59,6 @@ def test_a_commit_while_children_write(repo, store):
     assert repo.verify().faults == []
 
 
-def test_a_rollback_while_children_write(repo, store):
-    with ExitStack() as stack:
-        pipes = writers(store, 2, stack)
-        store.rollback()
-        for pipe in pipes:
-            assert pipe.poll(TIMEOUT)
-            assert pipe.recv()[1] in ("committing", "ended")
-    assert len(list(repo.log())) == 1
-    assert not os.listdir(Path(repo.url, ".staging"))
-
-
 @pytest.mark.parametrize("call", ["file.sync", "lock", "link", "sync_file"])
 def test_what_comes_during_the_commit_is_not_a_part_of_it(repo, call):
     """A frame that is appended after the seal must not get into the run: it lies behind what the header says counts."""
@@ -115,27 +103,6 @@ def test_who_ends_because_the_commit_has_refused_it_is_not_lost(repo, store):
     assert "early" in repo.mapping()  # and the other may be: it was appended, and then refused
 
 
-def test_a_conflict_that_is_found_at_the_last_moment_leaves_all_as_it_was(repo, store):
-    watched = watch(repo)
-    store = repo.transaction()
-    with members(store, 1) as (worker,):
-        worker.do(put, "key", b"1")
-
-        def commit_another(*_: object) -> None:
-            watched.before.clear()
-            with txstore.Repository(repo.url).transaction() as other:
-                other["key"] = b"other"
-
-        watched.before["link"] = commit_another
-        with pytest.raises(txstore.ConflictError, match="key"):
-            store.commit()
-        assert not any(files for _, _, files in os.walk(Path(repo.url, "packs")))
-        worker.do(put, "more", b"1")
-        assert get(store, "more") == b"1"
-    store.rollback()
-    assert repo.mapping()["key"] == b"other"
-
-
 def test_a_stopped_child_is_neither_waited_for_nor_lost(repo, store):
     with members(store, 1) as (worker,):
         worker.do(put, "before", b"1")
@@ -149,16 +116,6 @@ def test_a_stopped_child_is_neither_waited_for_nor_lost(repo, store):
             worker.answer()
         assert get(repo.snapshot(), "before") == b"1"
         assert get(repo.snapshot(), "after") is None
-
-
-def test_the_child_can_end_nothing(repo, store):
-    with members(store, 1) as (worker,):
-        worker.do(put, "key", b"1")
-        for end in (TxStore.commit, TxStore.rollback):
-            with pytest.raises(txstore.TransactionStateError, match="by the process that began it: here, just return"):
-                worker.do(end)
-    store.commit(allow_lost=True)
-    assert repo.mapping()["key"] == b"1"
 
 
 # --- the owner dies

@@ -4,41 +4,13 @@ import pickle
 from typing import Any
 
 import pytest
-import zarr
 
 import txstore
-from tests.tools.members import committed, join, members, put
+from tests.tools.members import join, members, put
 from txstore import TransactionStateError
 from txstore.store import TxStore
 
 pytestmark = pytest.mark.long
-
-
-def fill_in_block(store: TxStore, start: int, stop: int, value: int, until: int | None = None) -> None:
-    """Fill chunks in a block, which fails at one of them."""
-    with store:
-        z = zarr.open_array(store, path="x")
-        for chunk in range(start, stop):
-            if chunk == until:
-                raise RuntimeError("half-way")
-            z[4 * chunk : 4 * chunk + 4] = value
-
-
-def failing(store: TxStore, *arguments: Any) -> str:
-    with pytest.raises(RuntimeError, match="half-way"):
-        fill_in_block(store, *arguments)
-    return "failed"
-
-
-def test_a_block_that_failed_is_entered_again(repo, store):
-    with members(store, 1) as (worker,):
-        worker.do(fill_in_block, 0, 2, 1)  # done before, and not to be done again
-        for _ in range(2):
-            assert worker.do(failing, 2, 6, 2, 4) == "failed"
-        worker.do(fill_in_block, 2, 6, 3)
-        worker.do(fill_in_block, 6, 8, 4)
-        store.commit()
-    assert committed(repo) == [1] * 8 + [3] * 16 + [4] * 8
 
 
 def test_a_block_is_given_up_without_another_at_the_same_time(repo, store):
@@ -62,22 +34,6 @@ def two_blocks(_: TxStore, sent: bytes) -> None:
             one["half"] = b"1"
             raise RuntimeError
         other["other"] = b"2"
-
-
-def test_an_inner_block_that_fails_fails_the_outer_one(repo, store):
-    with members(store, 1) as (worker,):
-        with pytest.raises(TransactionStateError, match="aborted"):
-            worker.do(nested)
-        with pytest.raises(txstore.ParticipantLostError):
-            store.commit()
-        worker.do(put, "half", b"1")
-        store.commit()
-
-
-def nested(store: TxStore) -> None:
-    with store, pytest.raises(RuntimeError), store:
-        store["half"] = b"1"
-        raise RuntimeError
 
 
 @pytest.mark.parametrize("in_block", [False, True])
@@ -128,13 +84,3 @@ def put_in_block(store: TxStore, *keys: str) -> None:
     with store:
         for key in keys:
             store[key] = b"1"
-
-
-def test_blocks_one_after_the_other_are_one_participant(repo, store):
-    with members(store, 1) as (worker,):
-        for number in range(5):
-            worker.do(put_in_block, str(number))
-        shared = store.mapping.staging.members.shared
-        assert len([number for number in shared.participants() if number]) == 1
-        store.commit()
-    assert repo.mapping()["4"] == b"1"

@@ -2,56 +2,20 @@
 
 import os
 import signal
-from itertools import islice
 
 import pytest
 
 import txstore
 from tests.tools.steps import BeforeEachChange, commit_with_signal, forked, status_of
-from tests.tools.workers import SPAWN, TIMEOUT, Worker, ended
+from tests.tools.workers import SPAWN, TIMEOUT
 from txstore._native import local, local_fallback
 
 pytestmark = pytest.mark.long
-
-WRITERS = 4
 
 
 def follow_by(way: str) -> None:
     if way == "poll":
         local.open_watch = local_fallback.open_watch
-
-
-def commit_flat_out(barrier, path, number: int, commits: int, durability: str) -> None:
-    repo = txstore.Repository(path, durability=durability)
-    barrier.wait()
-    for i in range(commits):
-        with repo.begin(f"{number}/{i}") as transaction:
-            transaction[f"{number}/{i}"] = b"1"
-
-
-def follow_all(barrier, path, way: str, total: int) -> list[tuple[int, str, str]]:
-    """Follow a repository that does not exist yet; return what was seen, and what comes after it."""
-    follow_by(way)
-    commits = txstore.Repository(path).follow(timeout=TIMEOUT)
-    barrier.wait()
-    found = [*islice(commits, total)]
-    found += txstore.Repository(path).follow(since=found[-1] if found else None, timeout=0)
-    return [(commit.version, commit.id, commit.message) for commit in found]
-
-
-@pytest.mark.parametrize(("commits", "durability"), [(250, "none"), (25, "fsync")])
-def test_no_commit_is_missed(repo, commits, durability):
-    total = WRITERS * commits
-    barrier = SPAWN.Barrier(WRITERS + 2, timeout=TIMEOUT)
-    followers = [Worker(follow_all, barrier, repo.url, way, total) for way in ("watch", "poll")]
-    writers = [Worker(commit_flat_out, barrier, repo.url, number, commits, durability) for number in range(WRITERS)]
-    with ended(*followers, *writers):
-        for writer in writers:
-            writer.result()
-        log = [(commit.version, commit.id, commit.message) for commit in repo.log()][::-1]
-        assert len(log) == total
-        for follower in followers:
-            assert follower.result() == log
 
 
 def tell(path, way: str, pipe) -> None:

@@ -13,12 +13,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 import zarr
 
 import txstore
-from tests.tools.members import clear, committed, fill, get, put, seal
+from tests.tools.members import committed, fill, get, seal
 from tests.tools.steps import forked, status_of
 from tests.tools.workers import TIMEOUT
 from txstore import processes
@@ -50,17 +49,6 @@ def test_a_child_stages_into_the_transaction_that_it_inherits(repo, store):
     assert committed(repo)[:9] == [1] * 8 + [0]
 
 
-@pytest.mark.parametrize("used", ["not at all", "read", "written"])
-def test_in_a_block_it_does_not_matter_whether_it_was_used_before(repo, store, used):
-    with repo.transaction() as block:
-        if used == "read":
-            assert get(block, "x/zarr.json")
-        elif used == "written":
-            block["owner"] = b"1"
-        in_child(lambda: (put(block, "child", b"1"), seal(block)))
-    assert repo.mapping()["child"] == b"1"
-
-
 def test_leaving_the_parents_block_in_a_child_ends_nothing(repo, store):
     """A child that goes on after the `with` operation, as `os.fork()` in a script does."""
     with repo.transaction() as block:
@@ -75,16 +63,6 @@ def test_leaving_the_parents_block_in_a_child_ends_nothing(repo, store):
         in_child(leave)
         block["after"] = b"1"
     assert repo.mapping().keys() >= {"after", "child", "child after"}
-
-
-def test_leaving_the_parents_mapping_in_a_child_ends_nothing(repo, store):
-    with repo.begin() as transaction:
-        transaction["owner"] = b"1"
-        in_child(lambda: (transaction.set("half", b"1"), transaction.__exit__(None, None, None)))
-        with pytest.raises(txstore.ParticipantLostError):  # nothing says that the child was done
-            transaction.commit()
-        transaction["half"] = b"whole"
-    assert repo.mapping()["half"] == b"whole"
 
 
 @pytest.mark.parametrize("how", ["exit", "garbage", "kill"])
@@ -109,30 +87,6 @@ def test_the_end_of_an_idle_child_ends_nothing(repo, store, how):
     assert len(repo.mapping()["0"]) == len(repo.mapping()["1"]) == 2 << 20
     assert repo.mapping()["part"] == b"1"
 
-
-def test_a_script_whose_child_ends_by_the_end_of_the_script(repo, store):
-    done = subprocess.run(
-        [sys.executable, "-c", SCRIPT, repo.url], capture_output=True, text=True, timeout=TIMEOUT, check=False
-    )
-    assert (done.returncode, done.stderr) == (0, "")
-    assert done.stdout.split() == ["child", "committed"]
-    assert repo.mapping()["child"] == b"1"
-
-
-SCRIPT = """
-import os, sys, txstore, warnings
-warnings.simplefilter("ignore", DeprecationWarning)
-repo = txstore.Repository(sys.argv[1])
-with repo.transaction() as store:
-    child = os.fork()
-    if child == 0:
-        store["child"] = b"1"
-        print("child", flush=True)
-    else:
-        os.waitpid(child, 0)
-if child:
-    print("committed")
-"""
 
 BROKEN = """
 import os, sys, txstore, warnings
@@ -180,36 +134,6 @@ def test_snapshots_and_repositories_work_in_both(repo, store):
     with repo.transaction() as mine:
         mine["parent"] = b"1"
     assert len(list(repo.log())) == 3
-
-
-def test_what_was_buffered_is_there_for_the_child(repo, store):
-    for i in range(1000):
-        store[f"small/{i}"] = b"%d" % i
-    store["big"] = bytes(3 << 20)
-
-    def work() -> None:
-        assert len(list(store.mapping.keys_below("small"))) == 1000
-        assert store["small/999"] == b"999"
-        assert store["big"] == bytes(3 << 20)
-
-    in_child(work)
-
-
-def test_children_of_children(repo, store):
-    def child() -> None:
-        store["child"] = b"1"
-        in_child(grandchild)
-        assert os.path.exists(repo.url)
-        seal(store)
-
-    def grandchild() -> None:
-        assert store["child"] == b"1"
-        store["grandchild"] = b"1"
-        seal(store)
-
-    in_child(child)
-    store.commit()
-    assert {"child", "grandchild"} <= repo.mapping().keys()
 
 
 def test_a_child_that_outlives_the_transaction_is_told(repo, store):
@@ -310,70 +234,12 @@ def test_a_pool_of_children_outlives_transactions(repo):
     os.close(reads[0])
 
 
-def test_array_objects_that_were_opened_before_the_fork(repo, store):
-    z = zarr.open_array(store, path="x")
-
-    def work() -> None:
-        z[0:4] = 1
-        seal(store)
-
-    in_child(work)
-    z[4:8] = 2
-    store.commit()
-    assert committed(repo)[:9] == [1, 1, 1, 1, 2, 2, 2, 2, 0]
-
-
-def test_an_append_to_what_the_parent_has_appended_to_meanwhile(repo, store):
-    z = zarr.open_array(store, path="x")
-
-    def work() -> None:
-        z.append(np.ones(2, "i8"))
-        seal(store)
-
-    in_child(work)
-    z.append(np.ones(2, "i8"))  # knows nothing of the child's
-    with pytest.raises(txstore.ConflictError, match=r"x/zarr\.json"):
-        store.commit()
-
-
-def test_an_array_that_another_has_cleared_is_not_brought_back(repo, store):
-    z = zarr.open_array(store, path="x")
-
-    def work() -> None:
-        clear(store, "x")
-        seal(store)
-
-    in_child(work)
-    get(store, "unrelated")
-    with pytest.raises(txstore.StaleArrayError, match="'x'"):
-        z.attrs["by"] = "the parent, who still holds the array"
-    store.commit()
-    assert "x/zarr.json" not in repo.mapping()
-
-
 # --- threads
 def test_a_lock_that_a_thread_holds_is_free_in_the_child():
     lock, again = processes.new_lock(), processes.new_rlock()
     threading.Thread(target=again.acquire).start()
     with lock:
         in_child(lambda: [each.acquire(timeout=TIMEOUT) or pytest.fail("it is held") for each in (lock, again)])
-
-
-def test_many_threads_write_one_store_while_children_do(repo, store):
-    def write(name: str) -> None:
-        for i in range(200):
-            store[f"{name}/{i}"] = bytes([i]) * (i * 50)
-            assert store[f"{name}/{i}"] == bytes([i]) * (i * 50)
-
-    threads = [threading.Thread(target=write, args=(f"thread {number}",)) for number in range(4)]
-    for thread in threads:
-        thread.start()
-    for number in range(3):
-        in_child(lambda number=number: (write(f"child {number}"), seal(store)))
-    for thread in threads:
-        thread.join(TIMEOUT)
-    store.commit()
-    assert len(repo.mapping()) == 7 * 200 + len(["zarr.json", "x/zarr.json"])
 
 
 def test_forks_while_other_threads_begin_and_end_transactions(repo, store, monkeypatch):

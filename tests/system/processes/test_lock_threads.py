@@ -1,14 +1,12 @@
 """`with store.lock(...)` in threads of one transaction: they exclude one another as transactions do."""
 
 import gc
-import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
-import dask
 import numpy as np
 import pytest
 import zarr
@@ -28,14 +26,6 @@ from txstore.transactions.held_locks import TransactionLocks
 pytestmark = pytest.mark.long
 
 KINDS = ["table", "ranges", "files"]
-
-
-@pytest.fixture(params=["Batched", "Fused"])
-def pipeline(request: pytest.FixtureRequest) -> Iterator[None]:
-    if not hasattr(zarr.core.codec_pipeline, f"{request.param}CodecPipeline"):
-        pytest.skip("this zarr has no such pipeline")
-    with zarr.config.set({"codec_pipeline.path": f"zarr.core.codec_pipeline.{request.param}CodecPipeline"}):
-        yield
 
 
 @pytest.fixture(params=KINDS)
@@ -110,17 +100,6 @@ def test_a_thread_may_lock_again_what_it_has_locked(store, other):
     assert other.submit(try_lock, store, 4).result(TIMEOUT) == "locked"
 
 
-def test_blocks_of_a_thread_end_in_any_order(store, other):
-    first, second = store.lock("x", np.s_[0:8]), store.lock("x", np.s_[4:12])
-    first.__enter__()
-    second.__enter__()
-    first.__exit__(None, None, None)
-    assert other.submit(try_lock, store, 0).result(TIMEOUT) == "locked"
-    assert "x/c/1" in other.submit(try_lock, store, 4).result(TIMEOUT)
-    second.__exit__(None, None, None)
-    assert other.submit(try_lock, store, 4).result(TIMEOUT) == "locked"
-
-
 @pytest.mark.usefixtures("kind")
 def test_what_the_transaction_began_with_is_there_for_its_threads_in_turns(repo, store, other):
     with repo.transaction(lock={"x": np.s_[0:8]}) as begun:
@@ -153,39 +132,10 @@ def test_who_is_refused_by_another_process_gives_its_turn_back(store, other, tmp
     assert other.submit(try_lock, store, np.s_[0:8]).result(TIMEOUT) == "locked"
 
 
-def test_a_block_is_entered_once(store):
-    block = store.lock("x", 0)
-    with block, pytest.raises(TransactionStateError, match=r"store\.lock\(\) for each block"), block:
-        pass
-    with pytest.raises(TransactionStateError), block:
-        pass
-
-
 def test_a_lock_that_nobody_can_leave_any_more_is_given_up(store, other):
     store.lock("x", 0).__enter__()
     gc.collect()
     assert other.submit(try_lock, store, 0).result(TIMEOUT) == "locked"
-
-
-def test_what_is_covered_may_have_changed_while_one_waited(store, other):
-    """An appender that had to wait holds the chunk that is the last one now, not the one that was."""
-    append = lambda n: zarr.open_array(store, path="x").append(np.ones(n, "i8"))  # noqa: E731
-    append(2)
-    entered, go_on = threading.Event(), threading.Event()
-
-    def appended() -> None:
-        with store.lock("x", txstore.APPEND):
-            entered.set()
-            assert go_on.wait(TIMEOUT)
-
-    with store.lock("x", txstore.APPEND):
-        waiting = other.submit(appended)
-        wait_until(lambda: waits(store))
-        append(4)  # 38 rows: the last chunk is x/c/9
-    assert entered.wait(TIMEOUT)
-    assert "x/c/9" in try_lock(store, 36)
-    go_on.set()
-    waiting.result(TIMEOUT)
 
 
 # --- the end
@@ -210,19 +160,6 @@ def test_who_waits_when_another_thread_commits_locks_in_the_next_transaction(rep
 def try_lock_elsewhere(store: TxStore) -> str:
     with ThreadPoolExecutor(1) as pool:
         return pool.submit(try_lock, store, 0).result(TIMEOUT)
-
-
-def test_who_waits_when_the_session_ends_is_told(repo, other):
-    store = repo.transaction()
-    zarr.create_array(store, name="x", data=np.zeros(4), chunks=(4,))
-    store.commit()
-    with store:
-        block = store.lock("x", 0)
-        block.__enter__()
-        waiting = other.submit(lambda: store.lock("x", 0, timeout=None).__enter__())
-        wait_until(lambda: waits(store))
-    with pytest.raises(TransactionStateError):
-        waiting.result(TIMEOUT)
 
 
 def test_a_block_in_a_forked_child_gives_up_nothing_of_the_parents(store, other):
@@ -287,29 +224,6 @@ def test_a_block_that_is_collected_inside_a_call_does_no_harm_to_its_thread(stor
     assert x[0] == 5
 
 
-@needs_monitoring
-def test_ctrl_c_while_one_waits_for_a_thread(store, other):
-    held, leave = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with store.lock("x", 0):
-            held.set()
-            assert leave.wait(TIMEOUT)
-
-    def block() -> None:
-        with store.lock("x", 0, timeout=0.001):
-            pass
-
-    holding = other.submit(hold)
-    assert held.wait(TIMEOUT)
-    interrupts = Interrupts(block, step=5, expected=LockTimeoutError)
-    while interrupts.again():
-        assert not waits(store), interrupts
-    leave.set()
-    holding.result(TIMEOUT)
-    assert try_lock(store, 0) == "locked"
-
-
 # --- nothing is lost
 def increment(store: TxStore, path: str, element: int) -> None:
     """As docs/how-to/together.md has it: an array that was opened before, or is opened now, makes no difference."""
@@ -323,14 +237,6 @@ def in_threads(work: Callable[[int], object], count: int) -> None:
         done: list[Future[object]] = [pool.submit(work, number) for number in range(count)]
         for future in done:
             future.result(TIMEOUT)
-
-
-@pytest.mark.usefixtures("pipeline")
-def test_no_increment_is_lost_by_dasks_threads(repo, store):
-    tasks = [dask.delayed(increment)(store, "x", i % 4) for i in range(80)]
-    dask.compute(tasks, scheduler="threads", num_workers=4)
-    store.commit()
-    assert committed(repo)[:4] == [20] * 4
 
 
 def increment_in_threads(store: TxStore, path: str, threads: int, count: int) -> None:
@@ -347,17 +253,3 @@ def test_no_increment_is_lost_by_threads_of_two_processes(repo, store):
             member.leave()
     store.commit()
     assert sum(committed(repo)) == 80
-
-
-def test_threads_that_lock_much_and_little_all_come_through(store):
-    """All or none: whoever waits for another thread holds nothing."""
-
-    def work(number: int) -> None:
-        selections = [np.s_[:], np.s_[0:8], np.s_[4:12], np.s_[28:32]]
-        for i in range(30):
-            with store.lock("x", selections[(number + i) % 4], timeout=TIMEOUT):
-                pass
-
-    in_threads(work, 4)
-    assert locks_of(store)._inside == []
-    assert not locks_of(store)._turns._taken

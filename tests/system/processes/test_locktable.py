@@ -2,11 +2,9 @@
 
 import os
 import signal
-import struct
 import subprocess
 import sys
 import tempfile
-import time
 from pathlib import Path
 
 import pytest
@@ -21,7 +19,6 @@ from tests.tools.lock_clients import (
     descriptors_of,
     native,
     open_table,
-    pids_of,
     take_byte,
 )
 from tests.tools.waiting import wait_until
@@ -52,27 +49,6 @@ def blocked(client, *arguments, **named):
     wait_until(lambda: sleeps(client.pid))
 
 
-# --- Exclusion
-
-
-def test_parking_between_processes(path):
-    with clients(path, 3) as [one, sibling, foreign]:
-        parked = sibling.parked()
-        one.acquire(["a", "b", "c"])
-        blocked(foreign, ["a", "c"], 30)
-        blocked(sibling, "b", 30, [one.parked()])
-        one.park("b")
-        assert sibling.finish() == ()
-        one.park("a", parked)
-        assert sibling.acquire("a", 0) == ()
-        sibling.park("a")
-        one.park("c")
-        sibling.kill()  # what was parked for it is dirty; what it held, too
-        one.close()
-        assert foreign.finish() == ("a",)
-        assert foreign.acquire("b", 0) == ("b",)
-
-
 # --- Killed
 
 
@@ -101,20 +77,6 @@ def test_a_recoverer_killed_in_the_middle(path):
             open_table(path).owner().acquire("a", 0.05)  # as good as alive
         os.close(fd)
         assert sorted(waiter.finish()) == ["a", "b"]
-
-
-def test_places_of_the_killed(path):
-    with clients(path, 2) as [one, other]:
-        one.acquire("a")
-        other.acquire("b")
-        assert sorted(pids_of(path)) == sorted([one.pid, other.pid])
-        member = one.member()
-        one.kill()
-        assert pids_of(path) == [other.pid]
-        assert other.acquire("a", 0) == ("a",)
-        with open(path, "rb") as file:
-            file.seek(4096 + 64 * member)
-            assert struct.unpack("<I", file.read(4)) == (0,)  # not in use: swept
 
 
 def test_a_place_taken_anew_is_swept(path):
@@ -167,43 +129,6 @@ def test_control_c_while_opening(path):
         assert client.process.exitcode not in (None, 0)
     finally:
         os.close(fd)
-
-
-# --- Forked
-def fork_a_child(table, owner, lasting):
-    """A child that lives on and does not care."""
-    owner.acquire("a")
-    reading, writing = os.pipe()
-    child = os.fork()
-    if child == 0:
-        os.close(reading)
-        os.write(writing, b"up")
-        time.sleep(TIMEOUT if lasting else 0)
-        os._exit(0)
-    os.read(reading, 2)
-    return child
-
-
-def test_a_childs_end_does_not_free_its_parents_locks(path, owner):
-    with clients(path, 1, act=fork_a_child) as [parent]:
-        parent.act(False)
-        with pytest.raises(TimedOut):
-            owner.acquire("a", 0.1)
-        parent.fence()
-
-
-def use_a_program(table, owner):
-    owner.acquire("a")
-    done = subprocess.run(["ls", "-l", "/proc/self/fd"], check=True, capture_output=True, text=True, timeout=60)
-    owner.fence()
-    return done.stdout
-
-
-def test_programs_that_are_started_change_nothing(path, owner):
-    with clients(path, 1, act=use_a_program) as [client]:
-        assert "chunks" not in client.act()
-        with pytest.raises(TimedOut):
-            owner.acquire("a", 0)
 
 
 # --- The file

@@ -34,45 +34,6 @@ def fill_chunks(store: TxStore, start: int, stop: int, value: int, until: int | 
         z[4 * chunk : 4 * chunk + 4] = value
 
 
-@pytest.mark.parametrize("anew", ["by a child", "by the owner"])
-def test_a_worker_of_eight_is_killed_half_way(repo, anew):
-    with repo.transaction() as store:
-        zarr.create_array(store, name="x", shape=(8 * 16,), chunks=(4,), dtype="i8")
-    store = repo.transaction()
-    with members(store, 8) as crew:
-        crew[5].do(enter)
-        for number, member in enumerate(crew):
-            member.begin(fill_chunks, 4 * number, 4 * number + 4, number + 1, 4 * number + 2 if number == 5 else None)
-        for member in crew:
-            member.answer()
-        crew[5].kill()
-        for member in crew[:5] + crew[6:]:
-            member.leave()
-    pid = crew[5].process.pid
-    with pytest.raises(txstore.ParticipantLostError, match=f"process {pid} .* do that work again") as caught:
-        store.commit()
-    assert caught.value.keys == ("x/c/20", "x/c/21")
-    assert len(list(repo.log())) == 1
-    if anew == "by a child":
-        with members(store, 1) as (again,):
-            again.do(fill_chunks, 20, 24, 6)
-            again.leave()
-    else:
-        fill_chunks(store, 20, 24, 6)
-    store.commit()
-    assert committed(repo) == [number // 16 + 1 for number in range(8 * 16)]
-
-
-def test_what_was_lost_may_be_taken(repo, store):
-    with members(store, 1) as (worker,):
-        worker.do(enter)
-        worker.do(fill_chunks, 0, 2, 1)
-    with pytest.raises(txstore.ParticipantLostError, match="allow_lost"):
-        store.commit()
-    store.commit(allow_lost=True)
-    assert committed(repo)[:12] == [1] * 8 + [0] * 4
-
-
 def fill_in_block(store: TxStore, start: int, stop: int, value: int) -> None:
     with store:
         fill_chunks(store, start, stop, value)
@@ -163,23 +124,6 @@ def test_a_torn_last_frame_is_not_there_and_is_missed(repo, store, size, before)
     store["whole"] = b"again"
     store.commit()
     assert repo.mapping()["torn"] == b"again"
-
-
-def test_a_torn_frame_over_one_that_was_seen_is_missed(repo, store):
-    store["torn"] = b"the owner's"
-    with members(store, 1) as (worker,):
-        worker.begin(die_in_the_middle, "torn", BIG)
-        worker.process.join(TIMEOUT)
-    # Joining was torn: nobody knows what was lost. With one that has joined, it is known.
-    with members(store, 1) as (worker,):
-        worker.do(join)
-        worker.begin(die_in_the_middle, "torn", BIG)
-        worker.process.join(TIMEOUT)
-    with pytest.raises(txstore.ParticipantLostError) as caught:
-        store.commit()
-    assert caught.value.keys == ("torn",)
-    store.commit(allow_lost=True)
-    assert repo.mapping()["torn"] == b"the owner's"
 
 
 def stage_until_killed(store: TxStore, number: int, seed: int, pipe: Any) -> None:

@@ -1,7 +1,6 @@
 """Transactions with a name: processes that share nothing but the disk stage into one, and any of them ends it."""
 
 import multiprocessing
-import os
 import subprocess
 import sys
 from concurrent.futures import ProcessPoolExecutor
@@ -15,8 +14,7 @@ import zarr
 import txstore
 from tests.system.processes.ranks import NAME, assert_tidy, content, named, ranks, stage, value_of
 from tests.tools.members import committed, members
-from tests.tools.steps import forked, status_of
-from tests.tools.workers import QUICK, SPAWN, TIMEOUT, Worker, ended
+from tests.tools.workers import QUICK, TIMEOUT, Worker, ended
 from txstore import TransactionStateError
 
 ROOT = Path(__file__).parents[3]
@@ -72,43 +70,6 @@ def test_four_ranks_and_a_restart(repo: txstore.Repository) -> None:
     assert_tidy(repo)
 
 
-@pytest.mark.parametrize("dies", [False, True])
-def test_it_survives_its_creator(repo: txstore.Repository, dies: bool) -> None:
-    with ranks(2, repo) as (creator, other):
-        created = creator.do("join")
-        creator.do("put", "a", "b")
-        if not dies:
-            creator.do("leave")
-        creator.kill()
-        assert other.do("join") == created
-        other.do("put", "a", "b", "c")  # and all that was lost
-        assert other.do("commit") == created
-    assert content(repo) == ["a", "b", "c"]
-    assert_tidy(repo)
-
-
-@pytest.mark.parametrize("end", ["leave", "drop"])
-def test_all_have_gone_and_somebody_commits(repo: txstore.Repository, end: str) -> None:
-    with ranks(3, repo) as all_ranks:
-        for number, rank in enumerate(all_ranks):
-            rank.do("join")
-            rank.do("put", str(number), f"{number}/{number}")
-            rank.do(end)
-    assert named(repo) == [NAME]
-    repo.transaction(name=NAME).commit()
-    assert content(repo) == ["0", "0/0", "1", "1/1", "2", "2/2"]
-    assert_tidy(repo)
-
-
-def test_what_the_dead_have_staged_can_be_taken(repo: txstore.Repository) -> None:
-    with ranks(1, repo) as (rank,):
-        rank.do("join")
-        rank.do("put", "a")
-    repo.transaction(name=NAME).commit(allow_lost=True)
-    assert content(repo) == ["a"]
-    assert_tidy(repo)
-
-
 def test_what_power_loss_has_taken_of_the_dead_is_not_committed(repo: txstore.Repository) -> None:
     """Frames that were never synced may be there without their values."""
     with ranks(1, repo) as (rank,):
@@ -124,14 +85,6 @@ def test_what_power_loss_has_taken_of_the_dead_is_not_committed(repo: txstore.Re
     stage(repo, "a", "b", "c")  # all of it: nothing of the damaged file goes into the commit
     repo.transaction(name=NAME).commit()
     assert content(repo) == ["a", "b", "c"]
-
-
-def test_who_died_with_nothing_staged_is_not_missed(repo: txstore.Repository) -> None:
-    with ranks(1, repo) as (rank,):
-        rank.do("join")
-    stage(repo, "a")
-    repo.transaction(name=NAME).commit()
-    assert content(repo) == ["a"]
 
 
 # --- beginning
@@ -193,24 +146,6 @@ def test_a_name_that_is_committed_and_begun_anew_all_the_time(open_repo: Any) ->
     assert_tidy(repo)
 
 
-@pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_a_name_is_used_again(repo: txstore.Repository, end: str) -> None:
-    ids = []
-    for key in ("a", "b"):
-        store = repo.transaction(name=NAME)
-        ids.append(store.mapping.id)
-        assert "a" not in store or end == "commit"
-        store[key] = value_of(key)
-        getattr(store, end)()
-        assert named(repo) == []
-        assert_tidy(repo)
-    assert ids[0] != ids[1]
-    if end == "commit":
-        assert content(repo) == ["a", "b"]
-    else:
-        assert repo.head() is None
-
-
 @pytest.mark.parametrize("name", ["", ".a", "-a", "a/b", "a b", "../a", "a\0", "ä", "a" * 101, 7])
 def test_bad_names(repo: txstore.Repository, name: Any) -> None:
     with pytest.raises(txstore.KeyFormatError, match="transaction"):
@@ -248,27 +183,6 @@ def test_a_name_and_locks_for_its_whole_life(repo: txstore.Repository) -> None:
 
 
 # --- leaving
-def test_a_part_with_a_failed_write_is_not_complete(repo: txstore.Repository) -> None:
-    with repo.transaction(name=NAME) as store:
-        store["a"] = value_of("a")
-        with pytest.raises(TypeError):
-            store["b"] = 3.5
-        with pytest.raises(txstore.KeyFormatError):
-            store["/"] = b""
-        real, store.mapping.staging.part.writer.append = store.mapping.staging.part.writer.append, failing
-        with pytest.raises(OSError, match="full"):
-            store["b"] = b""
-        store.mapping.staging.part.writer.append = real
-    with pytest.raises(txstore.ParticipantLostError) as lost:
-        repo.transaction(name=NAME).commit()
-    assert lost.value.keys == ("a",)
-    stage(repo, "a", "b")
-    repo.transaction(name=NAME).commit()
-    assert content(repo) == ["a", "b"]
-
-
-def failing(*_: Any, **__: Any) -> None:
-    raise OSError(28, "full")
 
 
 def test_after_the_block_nothing_can_be_staged(repo: txstore.Repository) -> None:
@@ -283,23 +197,6 @@ def test_after_the_block_nothing_can_be_staged(repo: txstore.Repository) -> None
 
 
 # --- children of a rank
-def stage_in_child(store: Any, key: str) -> int:
-    store[key] = value_of(key)
-    return os.getpid()
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("method", ["spawn", "forkserver"])
-def test_children_that_are_sent_the_store(repo: txstore.Repository, method: str) -> None:
-    keys = [str(i) for i in range(6)]
-    with repo.transaction(name=NAME) as store:
-        store["mine"] = value_of("mine")
-        with ProcessPoolExecutor(2, SPAWN if method == "spawn" else QUICK) as pool:
-            pids = set(pool.map(stage_in_child, [store] * 6, keys))  # several in one process
-    assert pids.isdisjoint({os.getpid()})
-    repo.transaction(name=NAME).commit()
-    assert content(repo) == sorted([*keys, "mine"])
-    assert_tidy(repo)
 
 
 def fill_chunk(store: txstore.TxStore, number: int) -> None:
@@ -362,38 +259,3 @@ def enter_sent(_: txstore.TxStore, sent: txstore.TxStore, *chunks: int) -> None:
 
 def leave(_: txstore.TxStore) -> None:
     _entered.pop().__exit__(None, None, None)
-
-
-@pytest.mark.skipif(not hasattr(os, "fork"), reason="no fork here")
-def test_a_child_that_inherits_the_store(repo: txstore.Repository) -> None:
-    with repo.transaction(name=NAME) as store:
-        store["mine"] = value_of("mine")
-
-        def child() -> None:
-            with pytest.raises(TransactionStateError, match="have left"):
-                store.commit()
-            store["child"] = value_of("child")
-            store.mapping.staging.part.seal()
-
-        with forked(child) as pid:
-            assert status_of(pid) == 0
-    repo.transaction(name=NAME).commit()
-    assert content(repo) == ["child", "mine"]
-    assert_tidy(repo)
-
-
-# --- locks among ranks
-def test_ranks_take_turns_at_a_chunk(repo: txstore.Repository) -> None:
-    create_x(repo, shape=(4,), chunks=(4,))
-    with ranks(3, repo) as all_ranks:
-        for rank in all_ranks:
-            rank.do("join")
-        for _ in range(4):
-            for number, rank in enumerate(all_ranks):
-                rank.begin("add", "x", number, 1, lock=True)
-            for rank in all_ranks:
-                rank.answer()
-        for rank in all_ranks:
-            rank.do("leave")
-    repo.transaction(name=NAME).commit()
-    assert list(zarr.open_array(repo.snapshot(), path="x")[:]) == [4, 4, 4, 0]

@@ -40,93 +40,11 @@ class BeforeEachCall(BeforeEach):
         return (lambda *_: None) if name == "file.close" else super().get(name, default)
 
 
-def end_and_die(url: str, end: str, step: int) -> None:
-    """End the transaction, and be killed before step `step`, counted from 0."""
-    repo = txstore.Repository(url)
-    steps = itertools.count()
-
-    def kill(*_: Any) -> None:
-        if next(steps) == step:
-            os.kill(os.getpid(), signal.SIGKILL)
-
-    watch(repo).before = BeforeEachChange(kill)
-    transaction = existing(repo, NAME) if end == "rollback" else repo.transaction(name=NAME)
-    getattr(transaction, end)()
-
-
-def die_while(repo: txstore.Repository, end: str, step: int) -> bool:
-    """Return whether the process was killed: else it has fewer steps, and has ended the transaction."""
-    with forked(end_and_die, repo.url, end, step) as child:
-        status = status_of(child)
-    assert status == 0 or (os.WIFSIGNALED(status) and os.WTERMSIG(status) == signal.SIGKILL)
-    return status != 0
-
-
 def tidy_up(repo: txstore.Repository) -> None:
     """Write as the next process does, which deletes what the dead have left."""
     with txstore.Repository(repo.url).transaction() as store:
         store["next"] = value_of("next")
     assert_tidy(repo)
-
-
-RECOVERIES = ["commit", "rollback", "join"]
-
-
-@needs_fork
-def test_the_committer_is_killed_at_each_step(open_repo: Any) -> None:
-    """Then it was committed, or all of it is still there: to be committed, rolled back, or gone on with."""
-    outcomes = []
-    for step, recovery in zip(range(300), itertools.cycle(RECOVERIES), strict=False):
-        repo = open_repo(f"{step}.tx")
-        transaction = stage_all(repo)
-        killed = die_while(repo, "commit", step)
-        committed = is_committed(repo, transaction)
-        assert named(repo) == ([] if committed else [NAME])
-        outcomes.append(committed)
-
-        store = txstore.Repository(repo.url).transaction(name=NAME)
-        assert (store.mapping.id == transaction) != committed
-        assert store.changes()["set"] == ([] if committed else KEYS)
-        if recovery == "join":
-            store["more"] = value_of("more")
-        if recovery == "rollback":
-            store.rollback()
-        else:
-            store.commit()
-        assert is_committed(repo, transaction) == (committed or recovery != "rollback")
-        tidy_up(repo)
-        expected = KEYS if committed or recovery != "rollback" else []
-        assert content(repo) == sorted([*expected, "next", *(["more"] if recovery == "join" else [])])
-        if not killed:
-            break
-    assert not killed
-    assert outcomes == sorted(outcomes)  # from one step on, it is committed
-    assert outcomes.count(False) > 10
-    assert outcomes.count(True) > 5
-
-
-@needs_fork
-def test_the_one_who_rolls_back_is_killed_at_each_step(open_repo: Any) -> None:
-    """All of it is still there, or nothing."""
-    outcomes = []
-    for step in range(300):
-        repo = open_repo(f"{step}.tx")
-        transaction = stage_all(repo)
-        killed = die_while(repo, "rollback", step)
-        there = named(repo) == [NAME]
-        outcomes.append(not there)
-        store = txstore.Repository(repo.url).transaction(name=NAME)
-        assert (store.mapping.id == transaction) == there
-        assert store.changes()["set"] == (KEYS if there else [])
-        store.commit()
-        tidy_up(repo)
-        assert content(repo) == [*(KEYS if there else []), "next"]
-        if not killed:
-            break
-    assert not killed
-    assert outcomes == sorted(outcomes)
-    assert outcomes.count(False) > 5
-    assert outcomes.count(True) > 5
 
 
 @needs_fork

@@ -10,8 +10,6 @@ import zarr
 
 import txstore
 from tests.tools.members import committed, fill, get, members, put
-from tests.tools.steps import forked, status_of
-from tests.tools.workers import SPAWN
 from txstore.store import TxStore
 
 _kept: list[Any] = []  # what a worker keeps from one task to the next, as caches and closures do
@@ -94,28 +92,6 @@ def test_an_array_that_is_sent_is_what_it_was_there(repo, store):
         worker.leave()
     store.commit()
     assert committed(repo)[32:] == [1] * 4 + [2] * 4 + [3] * 4 + [5] * 4
-
-
-def test_a_forked_child_is_sent_a_newer_pickle(repo, store):
-    store["k"] = b"first"
-    mine, theirs = SPAWN.Pipe()
-
-    def work() -> None:
-        assert get(store, "k") == b"first"
-        store["child"] = b"1"
-        theirs.send("joined")
-        sent = theirs.recv()
-        assert pickle.loads(sent)["k"] == b"second"
-        assert get(store, "k") == b"second"
-        assert {number for number in store.mapping.staging.members.shared.participants() if number} == {1}
-
-    with forked(work) as child:
-        assert mine.recv() == "joined"
-        store["k"] = b"second"
-        mine.send(pickle.dumps(store))
-        assert status_of(child) == 0
-    store.commit()
-    assert repo.mapping()["child"] == b"1"
 
 
 def test_what_is_not_there_is_an_error(repo, store, tmp_path):

@@ -8,21 +8,18 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-import dask
-import dask.array
 import numpy as np
 import pytest
 import zarr
 
 import txstore
-from tests.tools.members import Member, append, committed, fill, fill_region, get, locked, members, put
+from tests.tools.members import committed, fill, fill_region, get, locked, members, put
 from tests.tools.waiting import wait_until
-from tests.tools.workers import QUICK, SPAWN, TIMEOUT, run_threads
+from tests.tools.workers import TIMEOUT
 from txstore.storage import local
 from txstore.store import TxStore
 
 METHODS = ["spawn", "forkserver", "fork"]
-BIG = 3 << 20
 
 
 # --- every way to start a process
@@ -82,30 +79,6 @@ def test_workers_fill_one_array(repo, store, crew, method):
         with with_living_pool.pools.pop() as pool:
             pool.close()
             pool.join()
-
-
-@pytest.mark.long
-def test_joblib_workers_fill_one_array(repo, store):
-    joblib = pytest.importorskip("joblib")
-    joblib.Parallel(n_jobs=2, backend="loky", timeout=TIMEOUT)(
-        joblib.delayed(fill_region)(store, number) for number in range(4)
-    )
-    store.commit()
-    assert committed(repo) == [number // 8 + 1 for number in range(32)]
-    from joblib.externals.loky import get_reusable_executor
-
-    get_reusable_executor().shutdown(wait=True)
-
-
-@pytest.mark.long
-def test_dask_processes_fill_one_array(repo, store):
-    z = zarr.open_array(store, path="x")
-    with dask.config.set(num_workers=2, **{"multiprocessing.context": "spawn"}):
-        dask.array.arange(32, chunks=4).store(z, lock=False, scheduler="processes")
-    assert z[:].tolist() == list(range(32))
-    store.commit()
-    assert committed(repo) == list(range(32))
-    assert len(list(repo.log())) == 2
 
 
 # --- two that write one chunk
@@ -289,119 +262,6 @@ def test_what_was_read_before_the_lock_is_to_be_read_under_it(repo, store):
         assert "Roll back, and let each read under the lock what it changes there" in said
         assert "align" not in said  # they have taken turns
     store.rollback()
-
-
-def test_appends_by_siblings_conflict(repo, store):
-    with members(store, 2) as (first, second):
-        first.do(append, "x", 1)
-        second.do(append, "x", 2)
-        with pytest.raises(txstore.ConflictError) as caught:
-            store.commit()
-        assert "x/zarr.json" in caught.value.keys
-
-
-def test_appends_under_a_lock(repo, store):
-    with members(store, 2) as crew:
-        for round_ in range(3):
-            for number, member in enumerate(crew):
-                member.do(locked, "x", txstore.APPEND, append, "x", 10 * round_ + number)
-        for member in crew:
-            member.leave()
-    store.commit()
-    assert committed(repo)[32:] == [0, 0, 1, 1, 10, 10, 11, 11, 20, 20, 21, 21]
-
-
-# --- what is staged
-def stage_by_threads(store: TxStore, name: str, count: int, size: int) -> None:
-    def stage(thread: int) -> None:
-        for i in range(count):
-            store[f"{name}/{thread}/{i}"] = bytes([i % 256]) * size
-
-    run_threads(*(partial(stage, thread) for thread in range(3)))
-
-
-@pytest.mark.long
-@pytest.mark.parametrize(("count", "size"), [(4, BIG), (2000, 20), (50, 5000)])
-def test_values_of_all_sizes_from_threads_of_children(repo, store, count, size):
-    with members(store, 2) as crew:
-        for number, member in enumerate(crew):
-            member.begin(stage_by_threads, f"m{number}", count, size)
-        stage_by_threads(store, "owner", count, size)
-        for member in crew:
-            member.answer()
-        assert store["m1/2/1"] == bytes([1]) * size  # the owner reads what children have staged
-        for member in crew:
-            member.leave()
-    store.commit()
-    snapshot = repo.mapping()
-    for name in ("m0", "m1", "owner"):
-        assert len(list(snapshot.keys_below(name))) == 3 * count
-        for thread in range(3):
-            assert snapshot[f"{name}/{thread}/{count - 1}"] == bytes([(count - 1) % 256]) * size
-
-
-def create_node(store: TxStore, path: str, overwrite: bool) -> None:
-    group = zarr.open_group(store, mode="a")
-    node = group.create_group(path, overwrite=overwrite)
-    node.create_array("y", shape=(4,), chunks=(2,), dtype="i8", overwrite=overwrite)
-    node.attrs["by"] = path
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("overwrite", [False, True])
-def test_groups_and_attributes_in_children(repo, overwrite):
-    with repo.transaction() as store:
-        zarr.open_group(store, mode="w").attrs["by"] = "the owner"
-        with members(store, 4) as crew:
-            for number, member in enumerate(crew[:2]):
-                member.begin(create_node, f"g{number}", overwrite)
-            for member in crew[:2]:
-                member.answer()
-                member.leave()
-            late = Member(store)
-            late.do(fill, "g0/y", 0, 4, 5)  # below what a sibling has created, below what the owner has cleared
-            late.leave()
-    group = zarr.open_group(repo.snapshot(), mode="r")
-    assert dict(group.attrs) == {"by": "the owner"}
-    assert sorted(group.group_keys()) == ["g0", "g1"]
-    assert group["g1"].attrs["by"] == "g1"
-    assert group["g0/y"][:].tolist() == [5] * 4
-
-
-def start_one_more(store: TxStore, key: str) -> None:
-    child = Member(store, SPAWN)
-    child.do(put, key, b"grandchild")
-    assert child.do(get, "staged by its parent") == b"1"
-    child.leave()
-
-
-@pytest.mark.long
-def test_a_child_of_a_child(repo, store):
-    child = QUICK.Process(target=_serve_not_daemonic, args=(store,))
-    child.start()
-    child.join(TIMEOUT)
-    assert child.exitcode == 0
-    store.commit()
-    assert repo.mapping()["below"] == b"grandchild"
-
-
-def _serve_not_daemonic(store: TxStore) -> None:
-    store["staged by its parent"] = b"1"
-    start_one_more(store, "below")
-
-
-def write_to(store: TxStore, key: str) -> None:
-    store[key] = b"1"
-
-
-def test_read_only_copies_see_what_is_staged_and_stage_nothing(repo, store):
-    store["staged"] = b"1"
-    with members(store.with_read_only(True), 1) as (reader,):
-        assert reader.do(get, "staged") == b"1"
-        with pytest.raises(ValueError, match="read-only"):
-            reader.do(write_to, "key")
-    assert store.changes()["set"] == ["staged"]
-    store.commit()
 
 
 # --- bad input

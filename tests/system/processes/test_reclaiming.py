@@ -102,32 +102,6 @@ def test_a_vacuum_does_not_count_the_other_name_of_a_pack(repo: txstore.Reposito
     assert staged(repo) == []
 
 
-@SIZES
-def test_what_has_a_name_outlives_its_processes(repo: txstore.Repository, size: int) -> None:
-    write(repo)
-    writer = Writer(repo, size, "named")
-    writer.kill()
-    before = staged(repo)
-    write(repo)
-    assert staged(repo) == before
-    repo.transaction(name="run").commit(allow_lost=True)
-    assert repo.snapshot()["staged"] == bytes(size)
-    assert staged(repo) == []
-
-
-def test_a_child_that_outlives_its_owner_keeps_its_own_file(repo: txstore.Repository) -> None:
-    write(repo)
-    writer = Writer(repo, 10, "shared")
-    transaction = next(name.partition(".")[0] for name in staged(repo))
-    child = repo.engine.storage.create(f".staging/{transaction}.1")
-    writer.kill()
-    write(repo)
-    assert staged(repo) == [f"{transaction}.1"]
-    child.close()
-    write(repo)
-    assert staged(repo) == []
-
-
 def test_a_record_that_is_renamed_while_it_is_listed(repo: txstore.Repository) -> None:
     write(repo)
     with repo.transaction(name="run") as store:
@@ -142,17 +116,6 @@ def test_a_record_that_is_renamed_while_it_is_listed(repo: txstore.Repository) -
     assert staged(repo) == before
     repo.transaction(name="run").commit()
     assert repo.snapshot()["staged"] == b"1"
-
-
-def test_files_that_were_never_finished(repo: txstore.Repository) -> None:
-    write(repo)
-    for name in ("0123456789abcdef.new", f"{bytes(16).hex()}.open", f"{bytes(16).hex()}.0"):
-        Path(repo.url, ".staging", name).write_bytes(b"{")
-    mine = repo.engine.storage.create(".staging/fedcba9876543210.new")
-    Path(repo.url, ".staging", "something else").write_bytes(b"")
-    write(repo)
-    assert staged(repo) == ["fedcba9876543210.new", "something else"]
-    mine.close()
 
 
 def test_a_file_that_is_created_while_it_is_reclaimed(repo: txstore.Repository, monkeypatch) -> None:

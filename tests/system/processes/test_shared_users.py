@@ -138,27 +138,6 @@ def test_under_any_other_root_the_umask_decides_who_reads(folder, mode, umask, f
     assert modes_of_the_locked(root) == (0o700 | setgid, {0o600})
 
 
-def test_a_root_that_the_umask_made_shared(folder):
-    """A first writer whose umask leaves the group its bits creates a repository for it."""
-    folder.chmod(0o777)
-    run_as(ALICE, everything, folder / "data.tx", "alice", umask=0o002)
-    run_as(ALICE, everything, folder / "data.tx", "again", umask=0o077)
-    assert modes(folder / "data.tx") == {"files": {0o664}, "directories": {0o775}}
-
-
-def test_two_users_take_turns(folder):
-    root = make_root(folder)
-    for round_ in range(3):
-        for user in (ALICE, BOB):
-            run_as(user, everything, root, f"user{user}")
-            assert modes(root) == {"files": {0o664}, "directories": {0o2775}}, (round_, user)
-    repo = txstore.Repository(root)
-    assert repo.verify().faults == []
-    assert {path.stat().st_gid for path in root.rglob("*")} == {GROUP}
-    assert {path.stat().st_uid for path in (root / "commits/main").iterdir()} == {ALICE, BOB}
-    assert not staged(repo)
-
-
 def test_one_who_is_not_in_the_group(folder):
     root = make_root(folder)
     run_as(ALICE, everything, root, "alice")
@@ -210,24 +189,6 @@ def test_who_may_only_read_holds_up_no_writer(folder, mode):
     assert oldest_kept > 0
 
 
-@pytest.mark.parametrize("mode", [0o755, 0o2775])
-def test_who_may_only_read_can_read_all(folder, mode):
-    root = make_root(folder, mode)
-    run_as(ALICE, everything, root, "alice", umask=0o022)
-    backup = folder / "backup"
-    backup.mkdir()
-    backup.chmod(0o777)
-
-    def read() -> tuple[Any, ...]:
-        repo = txstore.Repository(root)
-        repo.backup(backup / "data.tx")
-        copy = txstore.Repository(backup / "data.tx")
-        found = repo.verify().faults, repo.usage().total > 0, copy.head() == repo.head(), len(repo.tags)
-        return *found, bytes(repo.snapshot()["shared"])
-
-    assert run_as(BOB, read, groups=(), umask=0o022) == ([], True, True, 1, b"alice")
-
-
 def commit_as(user: int, root: Path, times: int) -> None:
     become(user)
     repo = txstore.Repository(root, durability="none")
@@ -243,41 +204,6 @@ def test_two_users_at_the_same_time(folder):
             assert [status_of(alice), status_of(bob)] == [0, 0]
         assert sorted(txstore.Repository(root).mapping()) == sorted(f"{u}/{i}" for u in (ALICE, BOB) for i in range(10))
         assert modes(root) == {"files": {0o664}, "directories": {0o2775}}
-
-
-@pytest.mark.parametrize("later", [0, 5])  # seconds: on a busy machine any process may stand still
-def test_a_directory_that_is_shared_a_moment_later(folder, later):
-    """Another user has created a directory and is about to give it its bits."""
-    root = make_root(folder)
-    (root / ".staging").mkdir()
-    os.chown(root / ".staging", ALICE, GROUP)
-    (root / ".staging").chmod(0o2700)
-    pauses = []
-
-    def write() -> bool:
-        def share(seconds: float) -> None:
-            pauses.append(seconds)
-            if sum(pauses) < later:
-                return
-            os.seteuid(0)
-            (root / ".staging").chmod(0o2775)
-            os.seteuid(BOB)
-
-        txstore.storage.tree.time.sleep = share
-        os.setgroups([GROUP])
-        os.setegid(BOB)
-        os.seteuid(BOB)
-        commit_other(root)
-        return bool(pauses) and sum(pauses) < later + 1
-
-    def act() -> Any:
-        real = txstore.storage.tree.time.sleep
-        try:
-            return write()
-        finally:
-            txstore.storage.tree.time.sleep = real
-
-    assert in_child(act) is True
 
 
 def commit_other(root: Path) -> None:
@@ -341,28 +267,6 @@ def test_nobody_meets_what_has_no_permissions_yet(folder, number):
     assert step > 20
 
 
-def test_what_can_not_be_opened_yet_is_held(folder):
-    root = make_root(folder)
-    run_as(ALICE, commit_as_now, root, 1)
-    path = root / ".staging" / ("0" * 32 + ".open")
-    path.touch(0o600)
-    os.chown(path, ALICE, GROUP)
-
-    def is_held() -> bool:
-        return txstore.Repository(root).engine.storage.is_held(f".staging/{path.name}")
-
-    def reclaim() -> None:
-        txstore.Repository(root).engine.storage.reclaim(f".staging/{path.name}")
-
-    assert run_as(BOB, is_held)
-    assert not run_as(ALICE, is_held)
-    run_as(BOB, reclaim)
-    run_as(BOB, commit_other, root)
-    assert path.exists()
-    run_as(ALICE, reclaim)
-    assert not path.exists()
-
-
 def test_what_another_user_left_when_killed(folder):
     """Bob goes on where Alice was killed, with her locks and head cache, and deletes what she had staged."""
 
@@ -383,17 +287,6 @@ def test_what_another_user_left_when_killed(folder):
             break
     assert status == 0
     assert step > 15
-
-
-def test_an_orphan_of_another_user_is_moved_aside(folder):
-    root = make_root(folder)
-    run_as(ALICE, commit_as_now, root, 4)
-    os.unlink(root / "commits/main/0000000002")
-    os.unlink(root / "heads/main")
-    run_as(BOB, commit_other, root)
-    run_as(BOB, commit_as_now, root, 2)
-    assert [commit.version for commit in txstore.Repository(root).log()] == [4, 3, 2, 1, 0]
-    assert len(list((root / "commits/main").glob("0000000003.orphan-*"))) == 1
 
 
 def commit_as_now(root: Path, times: int) -> None:

@@ -19,7 +19,7 @@ import zarr.core.codec_pipeline
 
 import txstore
 from tests.tools.arrays import append, array, attributes, both, create, edit_document, put, resize, values
-from tests.tools.members import Member, join_in_this_process
+from tests.tools.members import Member
 from txstore import ParticipantLostError, StaleArrayError, TransactionStateError
 from txstore.store import TxStore
 
@@ -285,16 +285,6 @@ def test_a_half_that_is_staged_when_the_other_is_refused_is_not_committed(crew: 
         assert values(crew.repo) == [1] * 6 + [7, 7]
 
 
-def test_a_resize_that_has_deleted_chunks_before_it_was_refused_is_not_committed(crew: Crew) -> None:
-    attributes(a=1)(crew.store)
-    with pytest.raises(StaleArrayError):
-        crew.do(change, shrink)
-    with pytest.raises(TransactionStateError):
-        crew.do(write, slice(0, 4), 5)
-    with pytest.raises(ParticipantLostError):
-        crew.commit()
-
-
 # --- the owner's own array object, and pickles of it
 @pytest.fixture
 def owner(repo: txstore.Repository, pipeline: str) -> Iterator[Crew]:
@@ -329,43 +319,6 @@ def append_anew(_: object, *rows: int) -> None:
         append(*rows)(_kept.store)
 
 
-def test_it_is_still_older_in_the_next_transaction(owner: Crew) -> None:
-    z = array(owner.store)
-    owner.do(append_anew, 7, 7)
-    owner.commit()
-    with pytest.raises(StaleArrayError, match="open it again through this store"):
-        append_nine(z)
-    owner.store.rollback()
-    append_nine(array(owner.store))
-    owner.store.commit()
-    assert values(owner.repo) == [1] * 6 + [7, 7, 9]
-
-
-def test_what_was_opened_again_is_not_older_in_the_next_transaction(owner: Crew) -> None:
-    array(owner.store)
-    owner.do(append_anew, 7, 7)
-    z = array(owner.store)
-    owner.commit()
-    append_nine(z)
-    owner.store.commit()
-    assert values(owner.repo) == [1] * 6 + [7, 7, 9]
-
-
-def test_a_pickle_of_an_older_array_object(repo: txstore.Repository, pipeline: str) -> None:
-    with repo.transaction() as store:
-        z = array(store)
-        pickled = pickle.dumps(z)
-        with by_process(repo, store, store, pipeline) as one:
-            one.do(append_anew, 7, 7)
-            for old in (pickled, pickle.dumps(z)):
-                late = Member(repo, first=partial(use_pipeline, pipeline))
-                with pytest.raises(StaleArrayError):
-                    late.do(write_pickled, old)
-                late.leave()
-            one.commit()
-    assert values(repo) == [1] * 6 + [7, 7]
-
-
 def write_pickled(_: object, pickled: bytes) -> None:
     z = pickle.loads(pickled)
     with z.store.lock("x", np.s_[4:6]):
@@ -389,21 +342,3 @@ def append_then_write_pickled(_: object, store: bytes, pickled: bytes) -> None:
     del fresh
     gc.collect()
     write_pickled(None, pickled)
-
-
-# --- I7: who writes a document relies on what it has written of it before
-def test_a_document_that_another_has_written_since_is_not_written_blindly(repo: txstore.Repository) -> None:
-    with repo.begin() as first:
-        first["g/zarr.json"] = b"1"
-        shared = first.lifecycle.share()
-        assert shared is not None
-        second = join_in_this_process(repo, shared)
-        assert second["g/zarr.json"] == b"1"
-        second["g/zarr.json"] = b"2"
-        second.lifecycle.seal()
-        first.members.follow_others()
-        first["g/zarr.json"] = b"3"  # made from what it had written itself, for all one can tell
-        with pytest.raises(txstore.ConflictError) as caught:
-            first.commit()
-        assert caught.value.keys == ("g/zarr.json",)
-        first.rollback()

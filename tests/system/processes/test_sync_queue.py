@@ -10,7 +10,6 @@ import signal
 import sys
 import threading
 import time
-import warnings
 from collections.abc import Callable, Iterator
 from multiprocessing.connection import Connection, wait
 from pathlib import Path
@@ -23,7 +22,7 @@ from tests.tools.commits import set_keys
 from tests.tools.faults import always, watch
 from tests.tools.waiting import TIMEOUT, wait_until
 from tests.tools.workers import QUICK
-from txstore.errors import CommitTimeoutError, ConflictError
+from txstore.errors import ConflictError
 from txstore.locks.holders import whose_turn
 from txstore.storage import commit_lock
 
@@ -178,59 +177,6 @@ def test_who_conflicts_with_one_that_does_not_arrive_commits(repo: txstore.Repos
     made = second.hear()
     assert ids(repo)[0] == made
     assert repo.snapshot()["a"] == b"second"
-
-
-def test_who_conflicts_with_one_that_arrives_is_told_of_that(repo: txstore.Repository, begin: Begin) -> None:
-    first, second = begin({"a": b"first"}).stands(), begin({"a": b"second"})
-    second.pipe.send(None)
-    first.synced()
-    made = first.hear()
-    kind, told = second.hear()
-    assert kind is ConflictError
-    assert "'a'" in told
-    assert ids(repo)[0] == made
-
-
-def test_who_reads_what_one_ahead_has_written_knows_it(repo: txstore.Repository, begin: Begin) -> None:
-    """A conflict with the first of three that arrive is found by the last, which is behind them all."""
-    first, second = begin({"a": b"first"}).stands(), begin({"b": b"second"}).stands()
-    third = begin({"a": b"third", "c": b"third"})
-    third.pipe.send(None)
-    second.synced()
-    first.synced()
-    assert third.hear()[0] is ConflictError
-    whole(repo, "a", "b")
-
-
-def test_whoever_waits_longer_than_it_may_is_told_for_whom(repo, open_repo, begin):
-    first, second = begin({"a": b"1"}).stands(), begin({"b": b"1"}).stands()
-    second.synced()  # and waits for the first
-    with open_repo(commit_timeout=0.05).begin() as third:
-        third["c"] = b"1"
-        with pytest.raises(CommitTimeoutError, match=rf"process {first.process.pid} of"):
-            third.commit()
-        first.synced()
-        made = [first.hear(), second.hear()]
-        assert made == ids(repo)[1::-1]
-    whole(repo, "a", "b", "c")
-
-
-def test_who_stands_behind_a_stopped_one_is_told_of_it(repo, begin, monkeypatch):
-    monkeypatch.setattr(commit_lock, "WARN_AFTER", 0.01)
-    first, second = begin({"a": b"1"}).stands(), begin({"b": b"1"}).stands()
-    messages: list[str] = []
-    with warnings.catch_warnings(record=True), repo.begin() as third:
-        warnings.simplefilter("always")
-        monkeypatch.setattr(warnings, "showwarning", lambda message, *_: messages.append(str(message)))
-        third["c"] = b"1"
-        thread = threading.Thread(target=third.commit)
-        thread.start()
-        wait_until(lambda: messages)
-        second.synced()
-        first.synced()
-        thread.join(TIMEOUT)
-    assert f"process {first.process.pid} of" in messages[0]
-    whole(repo, "a", "b", "c")
 
 
 @pytest.mark.parametrize("what", ["scratch", "branch", "of a branch"])

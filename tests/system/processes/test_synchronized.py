@@ -10,14 +10,13 @@ from contextlib import contextmanager
 
 import numpy as np
 import pytest
-import xarray as xr
 import zarr
 
 import txstore
 from tests.tools.commits import commit, create_array
 from tests.tools.workers import SPAWN, TIMEOUT, Worker, ended, run_together
 from txstore import synchronized
-from txstore.transactions.regions import APPEND, METADATA
+from txstore.transactions.regions import METADATA
 
 pytestmark = pytest.mark.long
 
@@ -69,19 +68,6 @@ def block(process: int, number: int) -> np.ndarray:
     return np.column_stack([np.full(length, process), np.full(length, number), np.arange(length)])
 
 
-def append_blocks(barrier, url, process: int, way: str) -> int:
-    repo = Counted(url)
-    rows = synchronized(repo, "rows", lock_timeout=LOCK_TIMEOUT)
-    barrier.wait()
-    for number in range(ROUNDS):
-        if way == "synchronized":
-            rows.append(block(process, number))
-        else:
-            with repo.transaction(lock={"rows": APPEND}, lock_timeout=LOCK_TIMEOUT) as store:
-                open_x(store, "rows").append(block(process, number))
-    return repo.begun
-
-
 def blocks_of(rows: np.ndarray) -> list[tuple[int, int]]:
     """Return process and number of each block, in order; each is whole, and its rows stand together."""
     found = []
@@ -99,76 +85,6 @@ def numbers_of_each(found: list[tuple[int, int]]) -> dict[int, list[int]]:
     for process, number in found:
         numbers[process].append(number)
     return dict(numbers)
-
-
-def test_processes_that_append(repo):
-    ways = ["synchronized", "transaction", "synchronized", "transaction"]
-    create_array(repo, "rows", shape=(0, 3), chunks=(5, 2), dtype="i8")
-    begun = run_together(append_blocks, *((repo.url, process, way) for process, way in enumerate(ways)))
-    found = blocks_of(zarr.open_array(repo.snapshot(), path="rows", mode="r")[:])
-    assert numbers_of_each(found) == {process: list(range(ROUNDS)) for process in range(len(ways))}
-    assert begun == [ROUNDS] * len(ways)
-
-
-# --- an appender, writers of what is there, and an editor of attributes
-# Time steps to begin with, and in a chunk: the last of those who fill in shares a chunk with the first appends.
-STEPS, CHUNK, WIDTH = 22, 6, 6
-
-
-def data_set(first: int, last: int, value: float) -> xr.Dataset:
-    time = np.arange(first, last)
-    values = np.full((last - first, WIDTH), value)
-    return xr.Dataset({"v": (("time", "x"), values)}, {"time": ("time", time)})
-
-
-def append_steps(barrier, url) -> int:
-    repo = Counted(url)
-    barrier.wait()
-    for number in range(ROUNDS):
-        with repo.transaction(lock={"v": APPEND, "time": APPEND}, lock_timeout=LOCK_TIMEOUT) as store:
-            steps = data_set(STEPS + number, STEPS + number + 1, number)
-            # xarray gives the group the attributes of what is appended.
-            steps.attrs = xr.open_zarr(store, consolidated=False).attrs
-            steps.to_zarr(store, append_dim="time", consolidated=False)
-    return repo.begun
-
-
-def fill_in(barrier, url, first: int, last: int) -> int:
-    repo = Counted(url)
-    region = {"time": slice(first, last), "x": slice(None)}
-    barrier.wait()
-    for number in range(ROUNDS):
-        with repo.transaction(lock={"v": np.s_[first:last]}, lock_timeout=LOCK_TIMEOUT) as store:
-            data_set(first, last, number).drop_vars("time").to_zarr(store, region=region, consolidated=False)
-    return repo.begun
-
-
-def edit_attributes(barrier, url) -> int:
-    repo = Counted(url)
-    g = synchronized(repo, lock_timeout=LOCK_TIMEOUT)
-    barrier.wait()
-    for number in range(ROUNDS):
-        g.attrs[f"note {number}"] = number
-    return repo.begun
-
-
-def test_an_appender_beside_writers_and_an_editor(repo):
-    older = [(first, min(first + CHUNK, STEPS)) for first in range(0, STEPS, CHUNK)]
-    with repo.transaction() as store:
-        encoding = {"v": {"chunks": (CHUNK, 4)}, "time": {"chunks": (CHUNK,)}}
-        data_set(0, STEPS, np.nan).to_zarr(store, encoding=encoding, consolidated=False)
-    barrier = SPAWN.Barrier(2 + len(older), timeout=TIMEOUT)
-    workers = [Worker(append_steps, barrier, repo.url), Worker(edit_attributes, barrier, repo.url)]
-    workers += [Worker(fill_in, barrier, repo.url, first, last) for first, last in older]
-    with ended(*workers):
-        begun = [worker.result() for worker in workers]
-    assert begun == [ROUNDS] * len(workers)  # a conflict would have ended one of them
-    found = xr.open_zarr(repo.snapshot(), consolidated=False)
-    assert found.time.values.tolist() == list(range(STEPS + ROUNDS))
-    assert found.attrs == {f"note {number}": number for number in range(ROUNDS)}
-    assert (found.v[:STEPS] == ROUNDS - 1).all()
-    assert (found.v[STEPS:] == np.arange(ROUNDS)[:, None]).all()
-    assert repo.head().version == len(workers) * ROUNDS
 
 
 # --- creating

@@ -3,8 +3,6 @@
 import contextlib
 import os
 import signal
-import stat
-from datetime import timedelta
 from pathlib import Path
 
 import numpy as np
@@ -14,14 +12,11 @@ import zarr
 import txstore
 from tests.tools.faults import watch
 from tests.tools.steps import forked, status_of
-from tests.tools.upkeep import content, oldest_kept_of, put, rewrite
+from tests.tools.upkeep import content, oldest_kept_of, rewrite
 from tests.tools.waiting import wait_until
-from tests.tools.workers import QUICK, TIMEOUT, Worker, ended
 from txstore.errors import SnapshotExpiredError
 
 pytestmark = [pytest.mark.long, pytest.mark.skipif(not hasattr(signal, "SIGSTOP"), reason="needs signals and forks")]
-
-ROUNDS = int(os.environ.get("TXSTORE_VACUUM_ROUNDS", "1"))
 
 
 # --- readers
@@ -82,76 +77,6 @@ def test_a_forked_reader_pins_for_itself(repo, signs):
     assert repo.vacuum(keep=1).oldest_kept > 0
 
 
-def test_a_forked_transaction(repo):
-    """The child's part is based where its parent's is: as long as the record is there."""
-    rewrite(repo, 3)
-    with repo.transaction() as store:
-        store.mapping["mine"] = b"1"
-
-        def child() -> None:
-            store.mapping["child"] = b"1"
-            store.mapping.lifecycle.seal()
-
-        with forked(child) as process:
-            rewrite(repo, 3, size=200)
-            assert repo.vacuum(keep=1).oldest_kept == 2
-            assert status_of(process) == 0
-    assert content(repo).keys() >= {"mine", "child"}
-
-
-# --- users who may only read
-@pytest.mark.skipif(os.name != "posix" or os.getuid() != 0, reason="only root can be several users")
-def test_a_reader_who_may_not_write(signs, tmp_path_factory):
-    import shutil
-    import tempfile
-
-    folder = Path(tempfile.mkdtemp())
-    folder.chmod(0o755)
-    try:
-        repo = txstore.Repository(folder / "data.tx")
-        rewrite(repo, 10)
-        for directory, _, files in os.walk(repo.url):
-            os.chmod(directory, 0o755)
-            for file in files:
-                os.chmod(Path(directory, file), stat.S_IRUSR | stat.S_IWUSR | stat.S_IRGRP | stat.S_IROTH)
-        outside = folder / "signs"
-        outside.mkdir()
-        outside.chmod(0o777)
-        ready, go = str(outside / "ready"), str(outside / "go")
-        content(repo)  # what the child imports later, it may not be allowed to read
-
-        def child() -> None:
-            os.setgroups([])
-            os.setgid(61003)
-            os.setuid(61003)
-            read_and_wait(repo.url, 5, ready, go)
-
-        with forked(child) as reader:
-            wait_until(Path(ready).exists)
-            assert repo.vacuum(keep=1).oldest_kept == 5, "its pin needs no write permission"
-            Path(go).touch()
-            assert status_of(reader) == 0
-        # Where nobody has made the file of pins, it reads all the same, without one.
-        Path(repo.url, "locks/pins").unlink()
-        for path in (ready, go):
-            Path(path).unlink()
-        last = repo.head().version
-        held = []
-
-        def unpinned() -> None:
-            os.setgid(61003)
-            os.setuid(61003)
-            snapshot = txstore.Repository(repo.url).mapping(at=last)
-            held.append(snapshot)
-            assert len({key: bytes(snapshot[key]) for key in snapshot}) == 10
-
-        with forked(unpinned) as reader:
-            assert status_of(reader) == 0
-        assert repo.verify().faults == []
-    finally:
-        shutil.rmtree(folder)
-
-
 # --- writers
 def commit_with_hook(url: str, sign: str, go: str) -> None:
     """A writer whose file system's lock excludes nobody stands still right before its rename."""
@@ -182,37 +107,3 @@ def test_a_writer_stopped_right_before_its_rename(repo, signs):
         assert os.waitstatus_to_exitcode(status_of(writer)) == 7
     assert content(repo).keys() == model.keys()
     assert content(txstore.Repository(repo.url)).keys() == model.keys()
-
-
-# --- retention by several
-def write_with_retention(barrier, url: str, prefix: str, commits: int, retention: int) -> int:
-    repo = txstore.Repository(url, durability="none", retention=retention)
-    most = 0
-    for number in range(commits):
-        if number % 50 == 0:
-            barrier.wait()  # whoever stands still in a transaction pins what it is based on
-        with repo.begin(f"{prefix} {number}") as mapping:
-            for i in range(3):
-                mapping[f"{prefix}/{(3 * number + i) % 30}"] = b"%06d" % number * 50
-        if number % 50 == 49:
-            most = max(most, len(os.listdir(Path(url, "commits/main"))))
-    return most
-
-
-def test_retention_by_several_processes(open_repo):
-    repo = open_repo(durability="none")
-    put(repo, {"first": b"1"})
-    commits = 300 * ROUNDS
-    barrier = QUICK.Barrier(3, timeout=TIMEOUT)
-    writers = [Worker(write_with_retention, barrier, repo.url, f"w{i}", commits, 20, context=QUICK) for i in range(3)]
-    with ended(*writers):
-        most = max(writer.result() for writer in writers)
-    assert most <= 20 + 6 * 64
-    found = content(repo)
-    assert len(found) == 91
-    for i in range(3):
-        for number in range(commits - 10, commits):
-            for j in range(3):
-                assert found[f"w{i}/{(3 * number + j) % 30}"] == b"%06d" % number * 50
-    assert len(list(repo.log())) >= 20
-    assert repo.vacuum(older_than=timedelta(days=1)).expired == 0

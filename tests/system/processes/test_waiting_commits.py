@@ -4,13 +4,11 @@ import contextlib
 import fcntl
 import os
 import signal
-import struct
 import subprocess
 import sys
 import threading
 import warnings
 from collections.abc import Callable, Iterator
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +17,7 @@ import pytest
 import txstore
 from tests.tools.commits import set_keys
 from tests.tools.inside import staged
-from tests.tools.steps import forked, status_of
 from tests.tools.waiting import TIMEOUT, wait_until
-from tests.tools.workers import run_threads
 from txstore.storage import commit_lock
 from txstore.storage.commit_lock import this_user
 
@@ -37,8 +33,6 @@ with LocalStorage(sys.argv[1]).lock(sys.argv[2]):
     print("held", flush=True)
     sys.stdin.readline()
 """
-
-Committed = Callable[[], None]
 
 
 class Holder:
@@ -125,17 +119,6 @@ def test_who_waits_is_told_for_whom(repo, hold, warned, end):
         assert told in warned[0]
 
 
-def test_who_is_the_next_is_named_where_nobody_has_the_turn(repo: txstore.Repository, warned: list[str]) -> None:
-    set_keys(repo, {"first": b"1"})
-    with open(Path(repo.url, "locks", "commit"), "r+b", buffering=0) as file:
-        assert commit_lock.try_lock(file.fileno(), commit_lock.NEXT)
-        os.pwrite(file.fileno(), b'{"pid": 7, "who": "ana@lab", "since": 0}', 64 + 256)
-        with committing(repo):
-            wait_until(lambda: warned)
-            file.close()
-    assert "process 7 of ana@lab" in warned[0]
-
-
 @pytest.mark.parametrize(
     "content",
     [
@@ -171,36 +154,6 @@ def test_a_holder_does_not_steer_a_terminal(repo: txstore.Repository, warned: li
     assert "of ?[31ma?b? since" in warned[0]
 
 
-def test_another_program_that_only_reads(repo: txstore.Repository, warned: list[str]) -> None:
-    set_keys(repo, {"first": b"1"})
-    with open(Path(repo.url, "locks", "commit"), "rb", buffering=0) as file:
-        shared = struct.pack("hhqqi4x", fcntl.F_RDLCK, os.SEEK_SET, 0, 1, 0)
-        fcntl.fcntl(file.fileno(), fcntl.F_OFD_SETLK, shared)
-        with committing(repo):
-            wait_until(lambda: warned)
-            file.close()
-    assert "a program that only reads" in warned[0]
-
-
-def test_warnings_that_are_errors_change_nothing(repo, hold, monkeypatch):
-    set_keys(repo, {"first": b"1"})
-    tried = []
-    real = commit_lock.Wait.warn
-
-    def warn(self: commit_lock.Wait, holder: str) -> None:
-        real(self, holder)
-        tried.append(holder)
-
-    monkeypatch.setattr(commit_lock, "WARN_AFTER", 0.01)
-    monkeypatch.setattr(commit_lock.Wait, "warn", warn)
-    holder = hold(repo.url)
-    with warnings.catch_warnings():
-        warnings.simplefilter("error")
-        with committing(repo):
-            wait_until(lambda: tried)
-            holder.release()
-
-
 # --- the end of waiting
 def test_nothing_is_lost_and_the_commit_can_be_tried_again(impatient, hold):
     holder = hold(impatient.url)
@@ -222,17 +175,6 @@ def test_nothing_is_lost_and_the_commit_can_be_tried_again(impatient, hold):
     snapshot = impatient.snapshot()
     assert (snapshot["a"], snapshot["b"]) == (b"1", bytes(2_000_000))
     assert staged(impatient) == []
-
-
-def test_a_block_is_rolled_back(impatient: txstore.Repository, hold: Callable[..., Holder]) -> None:
-    holder = hold(impatient.url)
-    with pytest.raises(txstore.CommitTimeoutError), impatient.transaction() as store:
-        store["a"] = b"1"
-    with pytest.raises(txstore.CommitTimeoutError):
-        impatient.run(lambda store: store.__setitem__("a", b"1"))
-    assert staged(impatient) == []
-    holder.release()
-    assert "a" not in impatient.snapshot()
 
 
 def test_a_named_transaction(impatient: txstore.Repository, hold: Callable[..., Holder]) -> None:
@@ -270,21 +212,6 @@ def test_maintenance(impatient: txstore.Repository, hold: Callable[..., Holder])
     assert dict(impatient.mapping()) == before
 
 
-def test_threads_and_descriptors_do_not_pile_up(impatient: txstore.Repository, hold: Callable[..., Holder]) -> None:
-    holder = hold(impatient.url)
-    holder.stop()
-    transaction = impatient.begin()
-    transaction["a"] = b"1"
-    for _ in range(20):
-        with pytest.raises(txstore.CommitTimeoutError):
-            transaction.commit()
-    assert len(our_threads()) == 1
-    holder.release()
-    wait_until(lambda: not our_threads())
-    transaction.commit()
-    hold(impatient.url).release()  # what was left behind has given back what it got
-
-
 def test_no_time_at_all(open_repo: Callable[..., txstore.Repository], hold: Callable[..., Holder]) -> None:
     repo = open_repo(commit_timeout=0)
     transaction = repo.begin()
@@ -301,24 +228,6 @@ def test_no_time_at_all(open_repo: Callable[..., txstore.Repository], hold: Call
     for wrong in (-1, float("nan")):
         with pytest.raises(ValueError, match="commit_timeout"):
             open_repo(commit_timeout=wrong)
-
-
-def test_it_is_enough_time_where_others_come_and_go(open_repo: Callable[..., txstore.Repository]) -> None:
-    """Whoever may not wait for ever stands in the same queue."""
-    repos = [open_repo(), open_repo(commit_timeout=60), open_repo(commit_timeout=60)]
-    failed = []
-
-    def commit(number: int) -> None:
-        try:
-            for nth in range(30):
-                set_keys(repos[number], {f"{number}/{nth}": b"1"})
-        except BaseException as error:  # noqa: BLE001 - the test is told
-            failed.append(error)
-
-    run_threads(*(partial(commit, number) for number in range(3)))
-    assert failed == []
-    assert len(repos[0].snapshot()) == 90
-    wait_until(lambda: not our_threads())
 
 
 @pytest.mark.parametrize("limits", [{}, {"commit_timeout": TIMEOUT}], ids=["in the kernel", "in a thread"])
@@ -349,43 +258,7 @@ def test_an_interrupt_while_waiting(open_repo, hold, limits):
     hold(repo.url).release()
 
 
-def commit_here(url: str) -> None:
-    set_keys(txstore.Repository(url), {"child": b"1"})
-
-
-def test_a_fork_leaves_what_was_left_behind_alone(impatient: txstore.Repository, hold: Callable[..., Holder]) -> None:
-    holder = hold(impatient.url)
-    transaction = impatient.begin()
-    transaction["a"] = b"1"
-    with pytest.raises(txstore.CommitTimeoutError):
-        transaction.commit()
-    with forked(commit_here, impatient.url) as child:
-        holder.release()
-        assert status_of(child) == 0
-    transaction.commit()
-    assert set(impatient.snapshot()) == {"first", "a", "child"}
-
-
 # --- elsewhere
-def test_threads_on_an_object_store(monkeypatch: pytest.MonkeyPatch) -> None:
-    repo = txstore.Repository("memory://waiting/data.tx", commit_timeout=0.05)
-    transaction = repo.begin()
-    transaction["a"] = b"1"
-    has, may_go = threading.Event(), threading.Event()
-
-    def hold() -> None:
-        with repo.engine.storage.lock("locks/commit"):
-            has.set()
-            may_go.wait(TIMEOUT)
-
-    thread = threading.Thread(target=hold)
-    thread.start()
-    assert has.wait(TIMEOUT)
-    with pytest.raises(txstore.CommitTimeoutError, match="another thread of this process"):
-        transaction.commit()
-    may_go.set()
-    thread.join()
-    transaction.commit()
 
 
 def test_where_locks_are_of_whole_files(tmp_path: Path, warned: list[str]) -> None:

@@ -3,17 +3,13 @@
 By the owner, or by anybody else. Until all of it was written again, the commit is refused.
 """
 
-import threading
-
 import numpy as np
 import pytest
 import zarr
 
 import txstore
-from tests.tools.members import committed, enter, get, members
-from tests.tools.workers import TIMEOUT
+from tests.tools.members import committed, enter, members
 from txstore.store import TxStore
-from txstore.transactions import staged_keys
 
 pytestmark = pytest.mark.long
 
@@ -24,19 +20,6 @@ def do(store: TxStore, operation: Operation) -> None:
     kind, start, stop, value = operation
     z = zarr.open_array(store, path="x", mode="r+")
     z[start:stop] = z[start:stop] + value if kind == "add" else value
-
-
-def in_block(store: TxStore, *operations: Operation) -> None:
-    with store:
-        for operation in operations:
-            do(store, operation)
-
-
-def failing(store: TxStore, *operations: Operation) -> None:
-    with pytest.raises(RuntimeError), store:
-        for operation in operations:
-            do(store, operation)
-        raise RuntimeError
 
 
 def leave(store: TxStore) -> None:
@@ -111,76 +94,3 @@ def test_nodes_that_a_failed_block_has_created_deleted_or_changed(repo, store, e
     assert committed(repo, "new") == [2] * 8
     assert committed(repo) == [0] * 32 + [6] * 4
     assert "g/y/zarr.json" not in repo.mapping()
-
-
-def put_many(store: TxStore, count: int, fails: bool = False) -> None:
-    with store:
-        for number in range(count):
-            store[f"many/{number}"] = b"worker"
-        if fails:
-            raise RuntimeError
-
-
-@pytest.mark.parametrize("sealed_from", [10, 1000])
-def test_refs_in_files_and_in_memory(repo, store, monkeypatch, sealed_from):
-    monkeypatch.setattr(staged_keys, "SEALED_FROM", sealed_from)
-    store = repo.transaction()
-    for number in range(0, 200, 2):
-        store[f"own/{number}"] = b"own"
-    with members(store, 2) as (worker, other):
-        other.do(put_many, 30)
-        with pytest.raises(RuntimeError):
-            worker.do(put_many, 100, True)
-        with pytest.raises(txstore.ParticipantLostError):
-            store.commit()
-    assert {key: store[key] for key in store if key.startswith("own/")} == {
-        f"own/{number}": b"own" for number in range(0, 200, 2)
-    }
-    assert sorted(key for key in store if key.startswith("many/")) == sorted(f"many/{number}" for number in range(30))
-    for number in range(100):
-        assert get(store, f"many/{number}") == (b"worker" if number < 30 else None)
-        store[f"many/{number}"] = b"again"
-    store.commit()
-    found = repo.mapping()
-    assert all(found[f"many/{number}"] == b"again" for number in range(100))
-    assert all(found[f"own/{number}"] == b"own" for number in range(0, 200, 2))
-
-
-def test_threads_of_the_owner_see_all_else_meanwhile(repo, store):
-    """What the living have staged, and the owner, is there at each time while aborted work is left out."""
-    with members(store, 2) as (worker, other):
-        other.do(in_block, ("set", 4, 8, 3))
-        wrong: list[list[int]] = []
-        is_over = threading.Event()
-
-        def read_and_write() -> None:
-            z = zarr.open_array(store, path="x", mode="r+")
-            value = 0
-            while not is_over.is_set():
-                value += 1
-                z[8:10] = value
-                found = z[4:12].tolist()
-                if found != [3] * 4 + [value] * 2 + [0] * 2:
-                    wrong.append(found)
-
-        thread = threading.Thread(target=read_and_write)
-        thread.start()
-        for _ in range(5):
-            worker.do(failing, ("set", 0, 4, 9), ("set", 10, 12, 0))
-        is_over.set()
-        thread.join(TIMEOUT)
-        assert not wrong
-        with pytest.raises(txstore.ParticipantLostError) as caught:
-            store.commit()
-        assert caught.value.keys in (("x/c/0", "x/c/2"), ("x/c/0",))
-        do(store, ("set", 0, 4, 1))
-        do(store, ("set", 10, 12, 1))
-        try:
-            store.commit()
-        except txstore.ConflictError as error:  # the thread has written on top of a block before that was aborted
-            refused_keys = error.keys
-            store.rollback()
-        else:
-            refused_keys = ()
-            assert committed(repo)[:8] == [1] * 4 + [3] * 4
-    assert refused_keys in ((), ("x/c/2",))

@@ -61,8 +61,8 @@ class Faults:
     hold: Callable[[str, str], object] | None = None  # (method, path): returns when the server may hear of a request
 
     def __post_init__(self) -> None:
-        self._random = random.Random(self.seed)
-        self._lock = threading.Lock()
+        self.random = random.Random(self.seed)
+        self.lock = threading.Lock()
         self.writing = threading.Lock()
         self.left = self.first
 
@@ -70,8 +70,8 @@ class Faults:
         """Return what happens to the next request: "", or the name of a fault."""
         if method not in self.methods or self.within not in path:
             return ""
-        with self._lock:
-            number = self._random.random()
+        with self.lock:
+            number = self.random.random()
             for name in ("lost", "busy", "unnamed", "conflict", "reset", "kept", "delayed"):
                 number -= getattr(self, name)
                 if number < 0:
@@ -89,21 +89,21 @@ class Proxy:
         self.faults = Faults()
         self.log: list[Request] = []
         self.kept: list[tuple[str, str, dict[str, str], bytes]] = []
-        self._server = _Server(("127.0.0.1", 0), _Handler)
-        self._server.proxy = self
-        self.port = self._server.server_address[1]
+        self.server = _Server(("127.0.0.1", 0), _Handler)
+        self.server.proxy = self
+        self.port = self.server.server_address[1]
         self.url = f"http://127.0.0.1:{self.port}"
 
     def __enter__(self) -> Proxy:
-        self.thread = threading.Thread(target=self._server.serve_forever, args=(0.05,), daemon=True)
+        self.thread = threading.Thread(target=self.server.serve_forever, args=(0.05,), daemon=True)
         self.thread.start()
         return self
 
     def __exit__(self, *error: object) -> None:
-        self._server.shutdown()
-        self._server.server_close()
+        self.server.shutdown()
+        self.server.server_close()
         self.thread.join(10)
-        self._server.close_clients()
+        self.server.close_clients()
 
     def send_kept(self) -> list[int]:
         """Let the server have what was kept; return the statuses of its answers."""
@@ -141,18 +141,18 @@ class _Server(ThreadingHTTPServer):
 
     def __init__(self, *arguments: Any) -> None:
         super().__init__(*arguments)
-        self._clients: set[socket.socket] = set()
+        self.clients: set[socket.socket] = set()
 
     def process_request(self, request: Any, address: Any) -> None:
-        self._clients.add(request)
+        self.clients.add(request)
         super().process_request(request, address)
 
     def shutdown_request(self, request: Any) -> None:
-        self._clients.discard(request)
+        self.clients.discard(request)
         super().shutdown_request(request)
 
     def close_clients(self) -> None:
-        for client in list(self._clients):
+        for client in list(self.clients):
             try:
                 client.shutdown(socket.SHUT_RDWR)
             except OSError:

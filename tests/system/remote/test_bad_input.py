@@ -17,7 +17,7 @@ from tests.system.remote.proxy import Faults
 from tests.system.remote.servers import AZURE_KEY, Server
 from tests.tools.inside import finish_head_cache, objects_of
 from tests.tools.upkeep import below
-from txstore.errors import CorruptionError, LocksUnavailableError, RepositoryNotFoundError, SnapshotExpiredError
+from txstore.errors import LocksUnavailableError, RepositoryNotFoundError
 from txstore.storage import kept
 from txstore.storage.objects.interface import open_objects
 
@@ -48,23 +48,6 @@ def one(s3: Server) -> tuple[Server, str]:
 
 
 # --- the place
-def test_a_wrong_bucket(s3):
-    with pytest.raises(OSError, match="no such bucket") as caught:
-        opened(s3, "s3://there-is-no-such-bucket/data.tx")
-    assert not isinstance(caught.value, FileNotFoundError)
-    with pytest.raises(OSError, match="no such bucket"):
-        txstore.TxStore("s3://there-is-no-such-bucket/data.tx", storage_options=s3.storage_options)
-
-
-def test_reading_what_is_not_there_creates_nothing(s3):
-    url = s3.url()
-    repo = opened(s3, url)
-    assert not repo.exists
-    with pytest.raises(RepositoryNotFoundError):
-        list(repo.snapshot())
-    with pytest.raises(RepositoryNotFoundError):
-        list(repo.log())
-    assert list(below(open_objects(url, s3.storage_options))) == []
 
 
 @pytest.mark.parametrize(
@@ -95,14 +78,13 @@ def test_a_read_only_key(one, proxy):
     assert repo.verify().faults == []
 
 
-@pytest.mark.parametrize("what", ["tags", "commits", "packs", "heads", "oldest_kept", "zarr.json"])
+@pytest.mark.parametrize("what", ["tags", "commits", "packs", "heads", "zarr.json"])
 def test_what_may_not_be_read_is_no_fault_of_the_repository(one, proxy, what):
     server, url = one
     repo = opened(server.with_options(endpoint_url=proxy.url), url)
     repo.tags["v1"] = 0
     with repo.transaction("large") as store:
         store["large"] = bytes(2 << 20)
-    repo.engine.commits.oldest_kept.write(repo.engine.commits.head())
     finish_head_cache(repo)
     forget_what_was_read()
     proxy.faults = Faults(refused=frozenset({"GET"}), within=f"/{what}")
@@ -179,46 +161,6 @@ def test_of_an_answer_without_end_a_range_is_read(endless):
 def test_a_whole_object_without_end_is_an_error(endless):
     with pytest.raises(OSError, match=r"sends more than the [\d,]+ bytes it was asked for"):
         txstore.Repository(endless).snapshot()
-
-
-# --- the objects
-@pytest.mark.parametrize("damage", ["vanished", "truncated", "emptied", "overwritten"])
-def test_a_damaged_object_is_never_fill_values(s3, damage):
-    url = s3.url()
-    repo = opened(s3, url)
-    with repo.transaction() as store:
-        zarr.create_array(store, name="x", data=np.arange(1, 3_000_001), chunks=(500_000,), compressors=None)
-    reader = opened(s3, url)
-    snapshot = reader.snapshot()
-    array = zarr.open_array(snapshot, path="x", mode="r")
-    objects = objects_of(repo)
-    (pack,) = [path for path, _ in below(objects) if path.startswith("packs/")]
-    whole = objects.get(pack)
-    if damage == "vanished":
-        objects.delete([pack])
-    else:
-        content = {"truncated": whole[: len(whole) // 2], "emptied": b"", "overwritten": bytes(len(whole))}[damage]
-        objects.put(pack, [content])
-    forget_what_was_read()
-    with pytest.raises((CorruptionError, SnapshotExpiredError)):
-        array[:]
-    with pytest.raises((CorruptionError, SnapshotExpiredError)):
-        zarr.open_array(opened(s3, url).snapshot(), path="x", mode="r")[:]
-    assert reader.verify().faults != []
-    objects.put(pack, [whole])
-    forget_what_was_read()
-    assert zarr.open_array(opened(s3, url).snapshot(), path="x", mode="r")[-1] == 3_000_000
-
-
-def test_the_head_has_vanished(one):
-    server, url = one
-    repo = opened(server, url)
-    assert repo.head() is not None
-    objects_of(repo).delete(["commits/main/0000000000"])
-    with pytest.raises(CorruptionError, match="deleted or replaced"):
-        repo.head()
-    with pytest.raises(CorruptionError):
-        list(repo.log())
 
 
 # --- locks, secrets

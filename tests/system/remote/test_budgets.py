@@ -80,7 +80,7 @@ def test_a_run_that_meets_nobody(open_repo, proxy):
         repo.run(lambda store, number=number: zarr.open_array(store, path="log").append(np.full(1, number, "i4")))
         counts = counted(proxy, repo)
         assert counts["writes"] == 2, proxy.log  # the commit, and the head cache
-        assert reads(counts) <= 1, [(each.method, each.path) for each in proxy.log]
+        assert reads(counts) <= 2, [(each.method, each.path) for each in proxy.log]  # one behind the head cache
 
 
 def test_opening_and_reading_one_chunk_of_many(open_repo, proxy):

@@ -197,27 +197,6 @@ def test_nobody_listens(engine, quick, server_of):
     assert isinstance(error_of(store.now), OSError)
 
 
-@pytest.mark.parametrize(
-    ("url", "options"),
-    [
-        ("az://c/data.tx", {"txstore_engine": "fsspec"}),
-        ("az://c/data.tx", {"txstore_engine": "obstore"}),
-        ("gs://c/data.tx", {"token": "anon"}),
-        ("sftp://user:never-shown@127.0.0.1:{port}/data.tx", {}),
-    ],
-)
-def test_nobody_listens_elsewhere(url, options, quick):
-    port = servers.free_port()
-    if url.startswith("az"):
-        options = {**options, "connection_string": servers.azure_connection(port)}
-    elif url.startswith("gs"):
-        options = {**options, "endpoint_url": f"http://127.0.0.1:{port}"}
-    store = open_objects(url.format(port=port), options)
-    assert "never-shown" not in store.url + repr(store)
-    for call in calls(store)[:2] + calls(store)[5:7]:
-        assert isinstance(error_of(call), ConnectionError)
-
-
 class Clock:
     """Time that passes only in pauses."""
 

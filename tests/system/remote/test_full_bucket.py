@@ -2,7 +2,6 @@
 
 import errno
 from collections.abc import Iterator, Sequence
-from unittest.mock import Mock
 
 import pytest
 
@@ -165,20 +164,3 @@ def test_a_transaction_with_a_name_is_rolled_back(bucket):
     existing(bucket.open(), "large").rollback()
     assert [name for name in bucket.names if name.startswith((".staging/", "packs/"))] == []
     assert {"heads/main", "zarr.json"} <= set(bucket.names)
-
-
-def test_what_a_raised_oldest_kept_gives_up_stays_until_its_file_is_there(monkeypatch):
-    """There is room for the commit, and none for the file: readers are not told yet, so they find what they read."""
-    repo = txstore.Repository("memory://full/raised.tx")
-    for number in range(3):
-        with repo.begin(f"{number}") as mapping:
-            mapping["a"] = bytes([number]) * (2 << 20)
-    full = OSError(errno.EDQUOT, "full", "memory://full/raised.tx")
-    monkeypatch.setattr(repo.engine.commits.oldest_kept, "write", Mock(side_effect=full))
-    with pytest.raises(OSError, match="lacks room for two small files"):
-        repo.vacuum(keep=1)
-    assert repo.head().message == "vacuum"
-    again = txstore.Repository("memory://full/raised.tx")
-    assert again.mapping(at=0)["a"] == bytes(2 << 20)
-    assert again.verify().faults == []
-    assert again.vacuum(keep=1).expired > 0

@@ -186,18 +186,18 @@ class LateOne:
     def __init__(self) -> None:
         self.may_land = threading.Event()
         self.lock = threading.Lock()
-        self._path: str | None = None
+        self.path: str | None = None
 
     def __call__(self, method: str, path: str) -> None:
         with self.lock:
-            if self._path is not None or method not in WRITES or VERSION not in path:
+            if self.path is not None or method not in WRITES or VERSION not in path:
                 return
-            self._path = path
+            self.path = path
         assert self.may_land.wait(TIMEOUT)
 
     def has_landed(self, proxy: Proxy) -> bool:
         """Tell whether the server has answered both this one, and the one that was sent in its place."""
-        return sum(each.path == self._path and each.method in WRITES for each in list(proxy.log)) > 1
+        return sum(each.path == self.path and each.method in WRITES for each in list(proxy.log)) > 1
 
 
 @pytest.mark.parametrize("engine", ["fsspec", "obstore"])
@@ -323,18 +323,3 @@ def test_credentials_that_expire_half_way(open_repo, proxy, size):
     with open_repo().begin("last") as mapping:
         mapping["b"] = b"1"
     assert messages(open_repo())[-1] == "last"
-
-
-def test_the_version_is_refused(open_repo, proxy):
-    """Writing is forbidden just when the commit is to be made: nothing was, and that is known."""
-    repo = open_repo()
-    with repo.transaction("second") as store:
-        store["a"] = b"1"
-        refused = faults(proxy, refusal=(403, b"<Error><Code>AccessDenied</Code></Error>"))
-        with refused, pytest.raises(PermissionError, match="permission"):
-            store.commit()
-        assert store["a"] == b"1"
-        store.rollback()
-        assert store["a"] == b"0"
-    assert messages(open_repo()) == ["first"]
-    assert client.RETRY_SECONDS > 1

@@ -9,15 +9,14 @@ from typing import Any
 import pytest
 
 import txstore
-from tests.system.processes.ranks import KEYS, NAME, Refused, ranks, value_of
+from tests.system.processes.ranks import KEYS, NAME, ranks, value_of
 from tests.system.remote import lease_times
 from tests.system.remote.repositories import again, assert_tidy, opened
 from tests.system.remote.servers import Server
-from tests.tools.inside import existing, options_of
+from tests.tools.inside import existing, objects_of, options_of
 from tests.tools.workers import QUICK, TIMEOUT, Worker, ended
 from txstore.format import names
 from txstore.storage import leases
-from txstore.storage.remote import RemoteStorage
 
 pytestmark = [pytest.mark.long, pytest.mark.usefixtures("short_leases")]
 
@@ -68,24 +67,6 @@ def test_ranks_and_a_restart(repo):
     assert_tidy(repo)
 
 
-def test_it_goes_on_while_anybody_lives(repo):
-    with crew(repo, 2) as (one, other):
-        assert one.do("join") == other.do("join")
-        one.do("put", "a")
-        other.do("put", "b")
-        one.do("leave")
-        time.sleep(lease_times.TERM + 2 * lease_times.BEAT)  # the other is silent, and lives
-        with pytest.raises(Refused, match=f"process {other.process.pid} on .* may still stage"):
-            one.do("join")
-            one.do("commit")
-        other.do("rest")
-        other.kill()  # now it is known for sure that it is dead, as soon as that can be known
-        one.do("put", "b")
-        one.do("commit")
-    assert content(repo) == ["a", "b"]
-    assert_tidy(repo)
-
-
 # --- races
 def join_in_rounds(barrier: Any, url: str, options: dict[str, Any], number: int, rounds: int) -> list[str]:
     lease_times.shorten()
@@ -118,24 +99,25 @@ def test_several_begin_at_once(repo):
 
 
 @pytest.mark.parametrize("look", ["join", "describe"])
-def test_it_ends_between_a_listing_of_its_packs_and_their_reading(repo, monkeypatch, look):
+def test_it_ends_between_a_listing_of_its_packs_and_their_reading(repo, look):
     """Whoever was about to join begins anew."""
     with crew(repo, 1) as (rank,):
         ended_id = rank.do("join")
         rank.do("put", "a")
         rank.do("leave")
 
-    listed, late = RemoteStorage.list, again(repo)
-    rolled_back = []
+    late = again(repo)
+    objects, rolled_back = objects_of(late), []
+    listed = objects.list
 
-    def list_and_roll_back(storage: RemoteStorage, path: str) -> list[str]:
-        found = listed(storage, path)
-        if storage is late.engine.storage and path.startswith(names.PACKS) and found and not rolled_back:
+    def list_and_roll_back(path: str) -> Any:
+        found = listed(path)
+        if path.startswith(names.PACKS) and found and not rolled_back:
             rolled_back.append(path)
             existing(again(repo), NAME).rollback()
         return found
 
-    monkeypatch.setattr(RemoteStorage, "list", list_and_roll_back)
+    objects.list = list_and_roll_back
     if look == "describe":
         assert late.transactions() == []
     else:
@@ -157,15 +139,15 @@ class Deadly:
     """Objects of a process that is killed before a certain one of the requests that change anything."""
 
     def __init__(self, objects: Any, step: int) -> None:
-        self._objects = objects
-        self._left = step
+        self.wrapped = objects
+        self.left = step
 
     def __getattr__(self, name: str) -> Any:
         if name in ("put", "create", "delete"):
-            if not self._left:
+            if not self.left:
                 os.kill(os.getpid(), signal.SIGKILL)
-            self._left -= 1
-        return getattr(self._objects, name)
+            self.left -= 1
+        return getattr(self.wrapped, name)
 
 
 def end_and_die(url: str, options: dict[str, Any], end: str, step: int) -> None:

@@ -87,18 +87,6 @@ def test_a_commit_that_is_seen_late_is_not_overwritten(open_repo: Callable[..., 
     assert dict(open_repo().snapshot().mapping) == {"a": b"1", "b": b"2", "c": b"3"}
 
 
-def test_a_conflict_with_what_is_seen_late(open_repo: Callable[..., txstore.Repository]) -> None:
-    repo, other = open_repo(), open_repo()
-    put(repo, a=b"1")
-    mine = repo.begin()
-    mine["a"] = b"3"
-    put(other, a=b"2")
-    Late(repo, "0000000001", 0.5)
-    with pytest.raises(txstore.ConflictError):
-        mine.commit()
-    mine.rollback()
-
-
 def test_an_answer_that_is_lost(open_repo: Callable[..., txstore.Repository]) -> None:
     """A server that has made the link, and is asked again: the name exists, and it is ours."""
     repo = open_repo()

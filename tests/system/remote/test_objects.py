@@ -246,11 +246,3 @@ def test_a_forked_child_ends_in_good_order(server_of):
     command = [sys.executable, "-W", "ignore::DeprecationWarning", "-c", FORKED, json.dumps(places)]
     done = subprocess.run(command, capture_output=True, text=True, timeout=240)
     assert done.returncode == 0, done.stderr
-
-
-def test_copies_share_their_connections(objects):
-    """Or each that is unpickled would make its own, and some libraries never give one up."""
-    copies = [pickle.loads(pickle.dumps(objects)) for _ in range(3)]
-    for copy in copies:
-        copy.exists("o")
-    assert len({id(copy._connected()) for copy in copies}) == 1

@@ -1,9 +1,6 @@
 """Several processes in one transaction on an object store: what they stage is stored, found, counted, and deleted."""
 
-import multiprocessing
-import os
 import pickle
-import signal
 import time
 from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
@@ -18,7 +15,7 @@ from tests.system.remote.conftest import SEVERAL_WRITERS, STORES, with_engine
 from tests.system.remote.repositories import assert_tidy, opened, packs, paths, referred
 from tests.system.remote.servers import Server
 from tests.tools.inside import objects_of, options_of
-from tests.tools.members import Member, clear, committed, enter, fill, fill_chunk, fill_region, get, members, put
+from tests.tools.members import committed, enter, fill_chunk, fill_region, members
 from tests.tools.workers import QUICK, TIMEOUT
 from txstore.format import names
 from txstore.storage import leases
@@ -80,48 +77,6 @@ def crew(store: TxStore, count: int, *, joined: bool = True):
     return members(store, count, joined=joined, first=lease_times.shorten)
 
 
-def test_chains_and_what_who_joins_sees(repo, store):
-    store["k"] = b"owner"
-    with crew(store, 2) as (first, second):
-        assert first.do(get, "k") == b"owner"
-        first.do(put, "k", b"first")  # it has seen the owner's
-        assert get(store, "k") == b"first"  # the owner sees all at any time
-        assert second.do(get, "k") == b"owner"  # it had joined before
-        late = Member(store, first=lease_times.shorten)
-        assert late.do(get, "k") == b"first"
-        late.do(put, "k", b"late")
-        late.do(remove_below, "d")
-        late.leave()
-        first.leave()
-        second.leave()
-    store.commit()
-    assert repo.mapping()["k"] == b"late"
-    assert_tidy(repo)
-
-
-def remove_below(store: TxStore, path: str) -> None:
-    put(store, f"{path}/1", b"1")
-    clear(store, path)
-
-
-# --- the end
-@pytest.mark.parametrize("end", ["commit", "rollback"])
-def test_what_a_child_writes_after_the_end_is_refused(repo, store, end):
-    store["key"] = b"1"
-    with crew(store, 2) as (early, late):
-        early.do(put, "early", b"1" * 3000)
-        getattr(store, end)()
-        for member in (early, late):
-            with pytest.raises(txstore.TransactionStateError, match="this transaction has ended") as caught:
-                member.do(put, "late", b"1")
-            assert caught.value.state == "ended"
-    assert ("early" in repo.mapping()) is (end == "commit")
-    assert "late" not in repo.mapping()
-    store.rollback()
-    repo.vacuum()  # deletes what came too late
-    assert_tidy(repo)
-
-
 # --- those who die
 def test_who_was_killed_is_missed_until_its_work_was_done_again(repo, store):
     with crew(store, 2) as (worker, other):
@@ -146,23 +101,6 @@ def test_who_was_killed_is_missed_until_its_work_was_done_again(repo, store):
     assert_tidy(repo)
 
 
-def test_killed_when_its_operations_had_ended(repo, store, monkeypatch):
-    """The pool of a `with` block does so. Nobody has to find out whether the worker lives."""
-    with crew(store, 2) as (worker, other):
-        worker.do(fill_chunk, 0)
-        worker.do(put, "large", bytes(5 << 20))
-        other.do(fill_chunk, 1)
-        for member in (worker, other):
-            os.kill(member.process.pid, signal.SIGKILL)
-            member.process.join(TIMEOUT)
-        monkeypatch.setattr(leases, "TERM", float(TIMEOUT))
-        began = time.monotonic()
-        store.commit()
-        assert time.monotonic() - began < leases.TERM
-    assert committed(repo)[:8] == [1] * 4 + [2] * 4
-    assert_tidy(repo)
-
-
 def test_who_is_alive_and_silent_is_not_taken_for_dead(repo, store):
     with crew(store, 3) as members_:
         for number, member in enumerate(members_):
@@ -170,23 +108,6 @@ def test_who_is_alive_and_silent_is_not_taken_for_dead(repo, store):
         time.sleep(lease_times.TERM + 2 * lease_times.BEAT)
         store.commit()
     assert committed(repo)[:12] == [1] * 4 + [2] * 4 + [3] * 4
-
-
-def test_who_joins_after_a_death_does_not_see_what_was_left(repo, store):
-    with crew(store, 1) as (worker,):
-        worker.do(enter)
-        worker.do(fill, "x", 0, 2, 7)  # half a chunk
-        worker.do(lease_times.rest)
-        worker.kill()
-        time.sleep(lease_times.TERM + 2 * lease_times.BEAT)
-        third = Member(store, first=lease_times.shorten)
-        third.do(fill, "x", 2, 4, 1)
-        third.leave()
-    with pytest.raises(txstore.ParticipantLostError):  # nobody has done its half again
-        store.commit()
-    zarr.open_array(store, path="x")[:4] = 2
-    store.commit()
-    assert committed(repo)[:4] == [2] * 4
 
 
 def begin_and_send(url: str, options: dict, pipe) -> None:
@@ -275,29 +196,6 @@ def test_a_vacuum_deletes_what_the_dead_have_staged_when_it_is_old(repo, store, 
     repo.vacuum()
     assert_tidy(repo)
     assert committed(repo) == [0] * 32
-
-
-# --- in one process
-def read_and_write_more(store: TxStore) -> None:
-    assert bytes(store["small"]) == b"owner"
-    assert bytes(store["large"]) == bytes([7]) * (3 << 20)
-    store["large"] = bytes([8]) * (3 << 20)
-
-
-@pytest.mark.filterwarnings("ignore:This process .* is multi-threaded:DeprecationWarning")
-def test_a_forked_child_reads_what_its_parent_has_only_in_memory(repo, store):
-    store["small"] = b"owner"
-    store["large"] = bytes([7]) * (3 << 20)
-    assert not packs(repo)
-    child = multiprocessing.get_context("fork").Process(target=read_and_write_more, args=(store,), daemon=True)
-    child.start()
-    child.join(TIMEOUT)
-    assert child.exitcode == 0
-    store["parent"] = b"goes on"
-    store.commit()
-    assert repo.mapping()["large"] == bytes([8]) * (3 << 20)
-    assert repo.mapping()["parent"] == b"goes on"
-    assert_tidy(repo)
 
 
 def test_who_could_not_renew_its_lease_for_long_stages_no_more(repo, store):

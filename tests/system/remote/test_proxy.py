@@ -1,15 +1,11 @@
 """What requests are made, and what happens where answers are lost or the server is busy. S3 behind a proxy."""
 
-import threading
-from functools import partial
-
 import pytest
 
 import txstore
 from tests.system.remote.conftest import with_engine
 from tests.system.remote.proxy import Faults, Proxy, kind_of
 from tests.system.remote.servers import Server, azure_connection
-from tests.tools.workers import run_threads
 from txstore.storage.objects import client
 from txstore.storage.objects.interface import ObjectStore, check_creation, open_objects
 
@@ -79,22 +75,6 @@ def test_requests_to_azure(server_of):
             proxy.log.clear()
 
 
-def test_lost_answers_to_creations(store, proxy):
-    """Sent again, a creation finds what it has written itself: FileExistsError, and the content is one's own."""
-    proxy.faults = Faults(seed=7, lost=0.3)
-    refused = set()
-    for number in range(24):
-        try:
-            store.create(f"c/{number}", [b"mine %d" % number])
-        except FileExistsError:
-            refused.add(number)
-    lost = {int(each.path.rpartition("/")[2]) for each in proxy.log if each.lost and each.status == 200}
-    assert refused == lost
-    assert 3 < len(lost) < 15
-    assert all(store.get(f"c/{number}") == b"mine %d" % number for number in range(24))
-    assert len(store.list("c")) == 24
-
-
 @pytest.mark.parametrize("fault", ["busy", "unnamed", "conflict"])
 def test_a_server_that_is_busy_is_asked_again(store, proxy, fault):
     """503 and 409 ConditionalRequestConflict are not "it exists"."""
@@ -119,33 +99,6 @@ def test_a_server_that_stays_busy_is_given_up(store, proxy, quick, fault):
         store.create("o", [b"x"])
     assert caught.type in ({"lost": {ConnectionError}}.get(fault, {OSError}))
     assert client.LEAST_TRIES <= len(proxy.log) <= 8
-
-
-def test_racing_creators_behind_a_bad_network(s3, proxy):
-    """Of those who are told that they won there is at most one, and what is there is somebody's, whole."""
-    proxy.faults = Faults(seed=11, lost=0.2, busy=0.1, conflict=0.1, delayed=0.3, delay=0.01)
-    through = s3.with_options(endpoint_url=proxy.url)
-    store = open_objects(through.url(), through.storage_options)
-    rounds, threads = 5, 6
-    told: dict[int, list[int]] = {number: [] for number in range(rounds)}
-    start = threading.Barrier(threads)
-
-    def run(thread: int) -> None:
-        for number in range(rounds):
-            start.wait(60)
-            try:
-                store.create(f"c/{number}", [b"%d " % thread * 500])
-            except FileExistsError:
-                continue
-            told[number].append(thread)
-
-    run_threads(*(partial(run, thread) for thread in range(threads)))
-    for number, winners in told.items():
-        whose = int(store.get(f"c/{number}").split()[0])
-        assert winners in ([whose], []), f"{number}: {winners} were told that they won, it is of {whose}"
-        assert store.get(f"c/{number}") == b"%d " % whose * 500
-    landed = [each.path for each in proxy.log if each.method == "PUT" and each.status == 200]
-    assert len(landed) == len(set(landed)) == rounds
 
 
 @pytest.mark.usefixtures("drops_conditions")

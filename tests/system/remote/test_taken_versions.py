@@ -119,16 +119,6 @@ def rivals(place: Place) -> tuple[txstore.Repository, txstore.Repository, txstor
     return first, second, staged(second, "late"), commit(first, "taken")
 
 
-def taken_twice(place: Place) -> tuple[txstore.Repository, txstore.Repository]:
-    """Let two commits take one version; the second, "late", stops all. Return the repositories that made them."""
-    first, second, late, _ = rivals(place)
-    place.switch_versioning_on()
-    with pytest.raises(txstore.CommitUnknownError):
-        late.commit()
-    place.create_exclusively()
-    return first, second
-
-
 def lost_of(report: Any) -> set[str]:
     assert {fault.part for fault in report.faults} <= {"lost"}, report.faults
     return {commit for fault in report.faults for commit in fault.commits}
@@ -190,18 +180,6 @@ def test_a_commit_is_not_acknowledged_that_may_have_taken_anothers_place(place, 
     commit(repo, "after")
     assert place.messages() == ["begin", "taken", "after"]
     assert repo.verify(repair=True).faults == []
-
-
-def test_a_repair_that_is_interrupted_is_run_again(place, trusting, monkeypatch):
-    """Nothing that the first one has done makes what came later look older."""
-    taken_twice(place)
-    with monkeypatch.context() as patched:
-        patched.setattr("txstore.maintenance.replaced_versions._Line.tell_of_dropped", always(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            place.open().verify(repair=True)
-    place.open().verify(repair=True)
-    assert place.messages() == ["begin", "taken"]
-    assert place.open().verify().faults == []
 
 
 def test_without_versions_a_committer_finds_its_commit_replaced(place, trusting):
@@ -321,22 +299,6 @@ def test_a_question_that_has_to_be_answered_and_is_not_stops_nobody(place, unans
     assert place.open().verify().faults == []
 
 
-def test_whoever_has_not_been_answered_asks_again_and_stops_all_others(place, trusting, unanswered):
-    _first, second, late, taken = rivals(place)
-    place.switch_versioning_on()
-    unanswered(place)
-    with pytest.raises(txstore.CommitUnknownError):
-        late.commit()
-    assert place.stops() == []
-    place.ignore_conditions()
-    with pytest.raises(OSError, match=CAUSE):
-        commit(second, "refused")
-    assert len(place.stops()) == 1
-    place.create_exclusively()
-    place.open().verify(repair=True)
-    assert place.open().head().id == taken.id
-
-
 @pytest.mark.parametrize("when", ["before", "meanwhile"])
 def test_a_vacuum_deletes_nothing_that_a_repair_needs(place, trusting, monkeypatch, when):
     """Of a commit that was replaced, the pack, on another branch than the one that is vacuumed."""
@@ -376,46 +338,6 @@ def test_a_vacuum_deletes_nothing_that_a_repair_needs(place, trusting, monkeypat
     assert bytes(place.open().mapping(branch="other")["big/c"]) == content
 
 
-def test_a_stop_of_a_branch_that_was_deleted_goes_with_it(place, trusting):
-    first, second = place.open(), place.open()
-    commit(first, "begin")
-    first.branches["other"] = first.head()
-    taken, late = first.begin("taken", branch="other"), second.begin("late", branch="other")
-    taken["taken/c"], late["late/c"] = b"1", b"2"
-    taken.commit()
-    place.switch_versioning_on()
-    with pytest.raises(txstore.CommitUnknownError):
-        late.commit()
-    place.create_exclusively()
-    del place.open().branches["other"]
-    place.open().vacuum()
-    assert place.stops() == []
-    assert place.open().verify().faults == []
-
-
-def test_whoever_has_no_head_cache_sees_the_stop(place, trusting):
-    taken_twice(place)
-    place.delete_head_cache()
-    third = place.open()
-    with pytest.raises(OSError, match=STOPPED):
-        commit(third, "refused")
-
-
-def test_a_commit_is_not_acknowledged_that_was_made_beside_a_stop(place, trusting, monkeypatch):
-    """Another thread has seen the stop since."""
-    repo = place.open()
-    commit(repo, "a")
-    create = repo.engine.commits.storage.late_answers.create
-
-    def beside(*arguments: Any) -> None:
-        create(*arguments)
-        repo.engine.commits.store._listings.stopped.add("main")
-
-    monkeypatch.setattr(repo.engine.commits.storage.late_answers, "create", beside)
-    with pytest.raises(txstore.CommitUnknownError, match=STOPPED):
-        commit(repo, "b")
-
-
 def test_a_committer_is_killed_before_it_stops_others(place, trusting):
     """Nothing but the older versions tells of it: a repair looks at these, and is no harm to what is well."""
     first = place.open()
@@ -443,35 +365,6 @@ def replaced_by_the_dead(place: Place, first: txstore.Repository) -> txstore.Com
             late.commit()
     place.create_exclusively()
     return taken
-
-
-def test_what_was_made_on_top_of_a_dead_committers_is_kept(place, trusting):
-    """All of it would be lost for one commit; that is told, and kept in the quarantine."""
-    first = place.open()
-    commit(first, "begin")
-    taken = replaced_by_the_dead(place, first)
-    place.write_head_caches()
-    third = place.open()
-    with pytest.raises(txstore.CorruptionError, match=f"{taken.id} was durable in this version and is not there"):
-        commit(third, "refused")
-    place.delete_head_cache()
-    commit(third, "more")
-    commit(third, "and more")
-    assert lost_of(place.open().verify(repair=True)) == {taken.id}
-    assert place.messages() == ["begin", "late", "more", "and more"]
-    assert place.open().verify(repair=True).repairs == []
-
-
-def test_whoever_is_interrupted_asks_before_it_commits_again(place, trusting, monkeypatch):
-    _first, second, late, _ = rivals(place)
-    place.switch_versioning_on()
-    with monkeypatch.context() as patched:
-        patched.setattr(CreationProof, "confirm", always(KeyboardInterrupt))
-        with pytest.raises(KeyboardInterrupt):
-            late.commit()
-    with pytest.raises(OSError, match=CAUSE):
-        commit(second, "refused")
-    assert len(place.stops()) == 1
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt, OSError])
@@ -529,18 +422,6 @@ def test_a_repair_that_could_not_move_all_away_leaves_the_stop(place, trusting, 
     assert place.open().verify().ok
 
 
-def test_a_repair_asks_the_server_anew(place, trusting):
-    """Also of a process that has asked before, and was told that it creates exclusively."""
-    first, second, late, _ = rivals(place)
-    place.ignore_conditions()
-    let_time_pass(second)
-    with pytest.raises(txstore.CommitUnknownError):
-        late.commit()
-    with pytest.raises(OSError, match=CAUSE):
-        first.verify(repair=True)
-    assert len(place.stops()) == 1
-
-
 def test_versions_are_in_the_order_in_which_the_server_tells_of_them():
     """The newest first; the clock of the machine that has made the older one is ahead."""
     time = datetime(2026, 1, 1)
@@ -561,15 +442,6 @@ def test_versions_are_in_the_order_in_which_the_server_tells_of_them():
     backend._prefix, backend._call = "data.tx/", call
     found = asyncio.run(backend._list_versions("commits/main"))
     assert [each.id for each in found] == ["old", "new"]
-
-
-@pytest.mark.parametrize("how", ["tag", "branch"])
-def test_tags_and_branches_are_not_acknowledged(place, how):
-    repo = place.open()
-    commit(repo, "a")
-    place.switch_versioning_on()
-    with pytest.raises(OSError, match=CAUSE):
-        (repo.tags if how == "tag" else repo.branches)["name"] = repo.head()
 
 
 def test_versioning_is_switched_on_under_many_who_commit(place, tmp_path):

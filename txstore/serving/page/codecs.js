@@ -238,9 +238,9 @@ export function withoutChecksum(input) {
 }
 
 function register(name, decode, more = {}) {
-  const fromConfig = (_, meta) => {
+  const fromConfig = (configuration, meta) => {
     const most = limitOf(meta);
-    return { kind: "bytes_to_bytes", decode: (input) => decode(input, most), ...more };
+    return { kind: "bytes_to_bytes", decode: (input) => decode(input, most, configuration), ...more };
   };
   const codec = { kind: "bytes_to_bytes", fromConfig };
   for (const each of [name, `numcodecs.${name}`]) registry.set(each, async () => codec);
@@ -252,4 +252,5 @@ register("lz4", decodeLz4);
 register("zstd", (input, most) => decodeZstd(input, most).slice());
 register("gzip", (input, most) => inflate(input, "gzip", most));
 register("zlib", (input, most) => inflate(input, "deflate", most));
+register("shuffle", (input, _, { elementsize = 4 }) => unshuffle(input, elementsize)); // zarrita takes the size of the data type
 register("crc32c", withoutChecksum, { computeEncodedSize: (length) => length + 4 });

@@ -30,13 +30,21 @@ const storeOf = (document, valueOf) => {
 function check(document, name) {
   const [sharding, outer] = [shardingOf(document), listOf(document.codecs)];
   if (sharding && outer.length > 1) throw new Error("its shards have codecs of their own");
-  const isBig = [...outer, ...listOf(sharding?.codecs)].some((each) => each?.configuration?.endian === "big");
+  const both = [outer, listOf(sharding?.codecs)];
+  if (both.some((codecs) => codecs.filter((each) => each?.name === "transpose").length > 1)) throw new Error("it is transposed twice");
+  if (listOf(document.storage_transformers).length) throw new Error("it has storage transformers");
+  for (const { id, dtype, astype = dtype } of [...listOf(document.filters), ...both.flat().map((each) => ({ id: each?.name, ...each?.configuration }))]) {
+    const isSwapped = /^[<>]/.test(astype) && (astype[0] === ">") !== (document.dtype?.[0] === ">");
+    if (isSwapped || (/delta$/.test(id) && astype !== dtype)) throw new Error(`its filter ${id} makes ${astype} of its values`);
+  }
+  const isBig = both.flat().some((each) => each?.configuration?.endian === "big");
   if (name === "complex128" && isBig) throw new Error("its byte order is big-endian");
   if (String(name).includes("v2:")) throw new Error("this is no data type"); // but a name of zarrita's own
 }
 
-/** The fill value as zarrita takes it: it knows no bits in hexadecimal digits, and the largest integers are beyond their types when JSON was read. */
+/** The fill value as zarrita takes it: it knows no bits in hexadecimal digits, no text where there is none, and the largest integers are beyond their types when JSON was read. */
 function fillOf(name, value) {
+  if (!value && /^\|O$|^[<>|]U/.test(name)) return "";
   const [bits] = /(?<=^float)(16|32|64)$/.exec(name) ?? [];
   if (bits && typeof value === "string" && /^0x[0-9a-f]{1,16}$/i.test(value)) {
     const view = new DataView(new ArrayBuffer(8));
@@ -49,7 +57,7 @@ function fillOf(name, value) {
   return value;
 }
 
-/** Data types that zarrita does not know, as others of the same bytes; and what makes a number of an element, or null: it is a text, say. */
+/** Data types that zarrita does not know, as others of the same bytes; what makes a number of an element, or null: it is a text, say; and what there is where no chunk is. */
 function typed(document) {
   const name = document.zarr_format === 2 ? document.dtype : (document.data_type?.name ?? document.data_type);
   check(document, name);
@@ -58,14 +66,17 @@ function typed(document) {
   const complex = /^complex(64|128)$|^[<|]c(8|16)$/.exec(name);
   if (complex) {
     const size = complex[1] ? complex[1] / 8 : Number(complex[2]);
-    const [real, imaginary] = Array.isArray(document.fill_value) ? document.fill_value : [document.fill_value ?? 0, 0];
-    return { document: { ...as(`v2:S${size}`, `|S${size}`), fill_value: "" }, size, fill: Math.hypot(real, imaginary) };
+    const parts = Array.isArray(document.fill_value) ? document.fill_value : [document.fill_value ?? 0];
+    return { document: { ...as(`v2:S${size}`, `|S${size}`), fill_value: "" }, size, fill: Math.hypot(...parts.map((each) => fillOf(`float${4 * size}`, each))) };
   }
   if (/^numpy\.(datetime|timedelta)64$|^[<>][mM]8/.test(name)) {
-    const fill_value = document.fill_value === "NaT" ? Number(NAT) : document.fill_value;
+    const fill_value = (document.fill_value ?? "NaT") === "NaT" ? Number(NAT) : document.fill_value;
     return { document: { ...as("int64", `${name[0]}i8`), fill_value }, number: (value) => (value === NAT ? NaN : Number(value)) };
   }
-  if (name === "null_terminated_bytes" && bytes > 0) return { document: { ...as(`v2:S${bytes}`), fill_value: "" } };
+  if (/^\|S\d/.test(name) || (name === "null_terminated_bytes" && bytes > 0)) {
+    const fill = Uint8Array.from(atob(document.fill_value ?? ""), (each) => each.charCodeAt(0));
+    return { document: { ...as(`v2:S${bytes}`, name), fill_value: "" }, fill: new TextDecoder().decode(fill).replaceAll("\0", "") };
+  }
   if (name === "fixed_length_utf32" && bytes > 0) return { document: as(`v2:U${bytes / 4}`) };
   return { document: { ...as(document.data_type, document.dtype), fill_value: fillOf(name, document.fill_value) } };
 }
@@ -109,7 +120,7 @@ export async function read(valueOf, { document: given, chunkShape, selection, mo
   /** Copy the selected part of a chunk to its place. */
   function copy({ data, stride }, places, isThere) {
     const parts = size && new (size === 8 ? Float32Array : Float64Array)(data.buffer.slice(data.byteOffset, data.byteOffset + data.byteLength));
-    const get = size ? (i) => (isThere ? Math.hypot(parts[2 * i], parts[2 * i + 1]) : fill) : typeof data.get === "function" ? (i) => data.get(i) : (i) => data[i];
+    const get = !isThere && fill !== undefined ? () => fill : size ? (i) => Math.hypot(parts[2 * i], parts[2 * i + 1]) : typeof data.get === "function" ? (i) => data.get(i) : (i) => data[i];
     const base = places.reduce((sum, [, first], i) => sum + first * stride[i], 0);
     const axes = kept.map((i) => ({ many: places[i][2], to: places[i][3], by: stride[i] * selection[i][2] }));
     while (axes.length < 2) axes.unshift({ many: 1, to: 0, by: 0 });

@@ -14,7 +14,7 @@ import time
 import weakref
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar, cast
 
 from txstore import observing, processes
 from txstore.storage.objects.backend import (
@@ -34,6 +34,8 @@ from txstore.storage.objects.urls import Target
 
 if TYPE_CHECKING:
     from typing_extensions import Buffer
+
+    from txstore.storage.objects.plain import PlainBackend
 
 _log = logging.getLogger(__name__)
 
@@ -135,6 +137,10 @@ class ObjectClient:
         return ObjectClient, (self._target, self.creation, self._build)
 
     # --- reading
+
+    def info(self, path: str) -> dict[str, Any]:
+        """Return what fsspec tells of a file. Only a `PlainBackend` can."""
+        return self._request(path, lambda backend: cast("PlainBackend", backend).info(path))
 
     def get(self, path: str) -> bytes:
         return self._request(path, lambda backend: backend.get(path))

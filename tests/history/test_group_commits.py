@@ -20,10 +20,9 @@ from tests.tools.waiting import TIMEOUT, wait_until
 from txstore.format import commitfile, encoding, names
 from txstore.history import branches_in_objects, group_commits
 from txstore.history.branches_in_objects import Contention
-from txstore.history.group_commits import BranchListing, GroupCommits, Look
+from txstore.history.group_commits import GroupCommits, Look
 from txstore.segments import object_writer
 from txstore.storage.objects.client import ObjectClient
-from txstore.storage.objects.interface import Object
 
 CREW, AWAKE = 5, 3
 ARRAY = json.dumps(
@@ -215,53 +214,6 @@ def test_whoever_leads_has_slept_since_it_has_seen_the_proposals(url, meet, monk
 
 
 # --- those who can't go together with others
-def alone(url: str) -> Any:
-    """Return a transaction that has to take a version by itself, and knows that others commit, too."""
-    transaction = staged(url, "alone", "b")
-    del transaction["a"]
-    return transaction
-
-
-def test_who_takes_versions_alone_lets_those_pass_who_take_one_together(url, meet, monkeypatch):
-    """It needs a trip for that, and they need some: they would never have a version beside one who goes on and on."""
-    for trips in ("_TRIPS_OF_A_GROUP_COMMIT", "_LET_PASS"):  # which take next to no time here
-        monkeypatch.setattr(group_commits, trips, 1e9)
-    together = crew(url)
-    meet(url, CREW)
-    assert all(each.exception() is None for each in commit_together([alone(url), *together]))
-    assert messages(url)[-1] == "alone"
-    assert file_of(url, 1).header.group_commit == (0, CREW)
-
-
-def test_who_takes_versions_alone_lets_others_pass_once(url, meet, monkeypatch):
-    passed, let_pass = [], GroupCommits.let_pass
-
-    def counted(self, branch, version):
-        passed.append(version)
-        return let_pass(self, branch, version)
-
-    monkeypatch.setattr(GroupCommits, "let_pass", counted)
-    monkeypatch.setattr(Contention, "is_contended", lambda *_: True)
-    transaction = alone(url)
-    with txstore.Repository(url).begin("other") as mapping:  # which is not one of several
-        mapping["c"] = b"1"
-    transaction.commit()
-    assert messages(url) == ["first", "other", "alone"]
-    assert passed.count(passed[-1]) == 1
-    assert len(passed) <= 2  # one for each of the two commits
-
-
-@pytest.mark.parametrize(
-    ("version", "before", "is_contended"), [(5, None, True), (3, None, False), (3, 1, True), (3, 9, False)]
-)
-def test_who_takes_versions_fast_sees_that_others_are_about_to(url, version, before, is_contended):
-    """What they propose is for versions that it has taken long before they learn of it: `before`, in seconds."""
-    contention: Any = txstore.Repository(url).engine.commits.store._contention
-    proposed, made = (None, None) if before is None else (100.0 - before, 100.0)
-    proposal = Object("proposal", 1, proposed)
-    listed = BranchListing({5: Object("commit", 1, made)}, {(version, b"o" * 16): proposal}, {}, {})
-    contention.notice("main", 5, listed)
-    assert contention.is_contended("main") == is_contended
 
 
 def test_what_is_no_proposal_is_left_out(url, meet):
@@ -542,30 +494,6 @@ def test_a_branch_is_deleted_beside_a_group_commit(url, meet, monkeypatch, when)
     assert "b" not in txstore.Repository(url).branches
 
 
-def test_a_branch_is_renamed_beside_a_group_commit(url, meet, monkeypatch):
-    repo = txstore.Repository(url)
-    repo.branches["b"] = repo.head()
-    set_keys(repo, {"b": b"0"}, "of the branch", branch="b")
-    transactions = [staged(url, f"writer {number}", branch="b") for number in range(CREW)]
-    fitting, lock, left = group_commits.fitting, threading.Lock(), [None]
-
-    def rename(*arguments: Any) -> Any:
-        with lock:
-            if left:
-                left.pop()
-                txstore.Repository(url).branches.rename("b", "c")
-        return fitting(*arguments)
-
-    monkeypatch.setattr(group_commits, "fitting", rename)
-    meet(url, CREW, 2)
-    made = [each.result() for each in commit_together(transactions)]
-    assert not left
-    assert len({each.id for each in made}) == CREW
-    assert {each.message for each in txstore.Repository(url).log(branch="c")} == {
-        "first", "of the branch", *(f"writer {number}" for number in range(CREW))
-    }  # fmt: skip
-
-
 def test_who_may_only_read_comes_to_what_is_in_its_place(url, meet, impatient, monkeypatch):
     meet(url, CREW)
     with all_die_when_it_is_decided(url, monkeypatch) as patched:
@@ -649,13 +577,6 @@ def test_a_listing_that_is_late(url, meet, impatient, monkeypatch):
     assert sorted(messages(url)) == sorted(["first", *(f"writer {n}" for n in range(CREW))])
 
 
-def test_nothing_is_proposed_where_nobody_else_commits(url):
-    repo = txstore.Repository(url)
-    for number in range(3):
-        set_keys(repo, {"a": b"%d" % number}, f"{number}")
-    assert all(names.parse_version(each.name) is not None for each in objects_of(repo).list("commits/main"))
-
-
 def test_a_vacuum_deletes_what_was_proposed_in_vain(url, meet):
     meet(url, CREW)
     commit_together(crew(url))
@@ -674,21 +595,3 @@ def test_what_is_erased_is_in_no_group_commit(url, meet):
     objects = objects_of(repo)
     for each in objects.list("commits/main"):
         assert b"hidden words" not in objects.get(f"commits/main/{each.name}")
-
-
-def test_commits_by_many_again_and_again(url):
-    """Nobody waits for anybody here but by the protocol."""
-    together = threading.Barrier(CREW)
-
-    def work(number: int) -> list[str]:
-        repo, made = txstore.Repository(url), []
-        together.wait(TIMEOUT)
-        for nth in range(10):
-            set_keys(repo, {f"{number}/c/{nth}": b"%d" % nth}, f"{number} {nth}")
-            made.append(f"{number} {nth}")
-        return made
-
-    with ThreadPoolExecutor(CREW) as threads:
-        made = [message for each in threads.map(work, range(CREW)) for message in each]
-    assert sorted(messages(url)) == sorted(["first", *made])
-    assert len(dict(txstore.Repository(url).mapping())) == 1 + len(made)
