@@ -96,6 +96,44 @@ def test_attributes_follow(repo: txstore.Repository, when: Any) -> None:
     assert _opened(repo, "p").t1.attrs["own"] == "stays"
 
 
+@pytest.mark.parametrize("when", ["commit", "follow"])
+@pytest.mark.parametrize("is_widened", [False, True])
+def test_a_source_changes_before_its_outputs_are_derived_first(
+    repo: txstore.Repository, when: Any, is_widened: bool
+) -> None:
+    """The numbers would be taken for others, or cut off."""
+
+    def change(store: txstore.TxStore) -> None:
+        if is_widened:
+            image(values=VALUES.astype("i4") + 1000, overwrite=True)(store)
+        else:
+            zarr.open_array(store, path="image/0").attrs.put({"units": "degC"})
+
+    def declare(store: txstore.TxStore) -> None:
+        image(values=VALUES.astype("i1"), attributes={"_Unsigned": "true", "units": "K"})(store)
+        store.views["v"] = Reduce("image/0", "x", "min", to="image/1", when=when)
+        zarr.open_array(store, path="image/1").attrs["own"] = "stays"
+        if when == "commit":
+            change(store)
+
+    def derive() -> None:
+        repo.run(declare)
+        if when == "follow":
+            repo.run(change)
+        _updated(repo)
+
+    if is_widened:
+        with pytest.raises(txstore.ViewError, match="its output has uint8"):
+            derive()
+    else:
+        derive()
+        assert dict(zarr.open_array(repo.snapshot(), path="image/1", mode="r").attrs) == {
+            "units": "degC",
+            "own": "stays",
+        }
+        np.testing.assert_array_equal(_stored(repo, "image/1"), VALUES.astype("i1").min(1))
+
+
 def test_labels_of_another_type(repo: txstore.Repository) -> None:
     """They are what they were, or can't be stored."""
     with repo.transaction() as store:

@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from txstore.deriving.stages import CoarsenStage, DerivingStage
-from txstore.format.cf import OF_TYPE
+from txstore.format.cf import MEANING, OF_TYPE
 from txstore.format.documents import ABSENT, Described
 from txstore.format.row_moves import ATTRIBUTE
 
@@ -31,15 +31,21 @@ def handed_on(stage: DerivingStage, source: Described, *, is_of_its_type: bool) 
 
 
 def followed(
-    stage: DerivingStage, output: Described, before: Described, after: Described, *, is_of_its_type: bool
+    stage: DerivingStage, output: Described, before: Described | None, after: Described, *, is_of_its_type: bool
 ) -> dict[str, Any] | None:
     """Return an output's attributes where those of its source have changed; None if they need not change.
 
-    What only the output has stays, and so does what was set there to something else.
+    What only the output has stays, and so does what was set there to something else. `before` is None if the output is
+    derived as a whole. What the source had when the output was made isn't known then: so what says which numbers the
+    elements are is taken from the source.
     """
-    if before.attributes == after.attributes:
-        return None
-    old, new = (handed_on(stage, each, is_of_its_type=is_of_its_type) for each in (before, after))
+    new = handed_on(stage, after, is_of_its_type=is_of_its_type)
+    if before is not None:
+        old = handed_on(stage, before, is_of_its_type=is_of_its_type)
+    else:
+        others = stage.dropped if is_of_its_type else stage.dropped | OF_TYPE
+        names = {name for name in MEANING if name in new or name not in ("units", "calendar")} - others
+        old = {name: each for name, each in output.attributes.items() if name in names}
     found = dict(output.attributes)
     for name in old.keys() | new.keys():
         was, is_now = old.get(name, ABSENT), new.get(name, ABSENT)

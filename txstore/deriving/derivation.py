@@ -13,7 +13,7 @@ import operator
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
@@ -185,12 +185,12 @@ class Derivation:
     def _follow_source(self, stage: DerivingStage, output: Described, grid: Grid) -> bool:
         """Hand on changed attributes of the source, which say what numbers mean. Return whether there were some."""
         before, (after, cut) = self._commit.before(stage.source), self._array(stage.source)
-        if self._is_new or before is None or before.kind != "array":
+        if self._is_new:
+            before = None
+        elif before is None or before.kind != "array" or _documents(before) == _documents(after):
             return False
-        if (before.content, before.attributes) == (after.content, after.attributes):
-            return False
-        own = _native(_dtype(output, grid))
-        old, new = _native(_dtype(before, before.grid())), _native(_dtype(after, cut))
+        own, new = _native(_dtype(output, grid)), _native(_dtype(after, cut))
+        old = new if before is None else _native(_dtype(before, before.grid()))
         if stage.has_type_of_source and own == old != new:
             raise ValueError(
                 f"{after.path!r} is of type {new} now, and {output.path!r} of {old}, as it was: delete that, and "
@@ -360,6 +360,10 @@ def _bounded(chunks: Iterable[Chunk], path: str) -> Iterator[Chunk]:
 def _dtype(array: Described, grid: Grid) -> np.dtype[Any]:
     (key,) = grid.keys([(0,) * len(grid.shape)])
     return ChunkCodec.of(array, key).dtype
+
+
+def _documents(array: Described) -> tuple[bytes, Mapping[str, Any]]:
+    return array.content, array.attributes
 
 
 def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:

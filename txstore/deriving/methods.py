@@ -48,8 +48,10 @@ def combined(
         found = found / np.maximum(count, 1)
     else:
         found = _reduced(np.fmin if method == "min" else np.fmax, _other(values, is_value, method), starts)
-    found = as_dtype(found, dtype)
-    return found if is_value is None or count.all() else np.where(count == 0, nothing(dtype, missing), found)
+    if is_value is None or count.all():
+        return as_dtype(found, dtype)
+    found = as_dtype(np.where(count == 0, np.zeros((), found.dtype), found), dtype)
+    return np.where(count == 0, nothing(dtype, missing), found)
 
 
 def nothing(dtype: np.dtype[Any], missing: Missing = ()) -> Array:
@@ -77,7 +79,10 @@ def _are_values(values: Array, missing: Missing) -> npt.NDArray[np.bool_] | None
 
 
 def as_dtype(values: Array, dtype: np.dtype[Any]) -> Array:
-    """Convert results to the type in which they are stored. Integers are rounded, halves to the even neighbour."""
+    """Convert results to the type in which they are stored. Integers are rounded, halves to the even neighbour.
+
+    Floats beyond the limits of integers become these; raises `ValueError` for integers beyond them.
+    """
     if values.dtype.kind == "f" and dtype.kind in "mM":
         return np.rint(values).astype(np.int64).astype(dtype)
     if values.dtype.kind == "f" and dtype.kind in "iu":
@@ -87,7 +92,10 @@ def as_dtype(values: Array, dtype: np.dtype[Any]) -> Array:
         # As a float, the largest of 64 bits is too large for them.
         found = np.where(rounded >= limits.max, dtype.type(limits.max), found)
         return np.where(np.isnan(rounded), dtype.type(0), found)
-    return values.astype(dtype, copy=False)
+    found = values.astype(dtype, copy=False)
+    if values.dtype.kind in "iu" and dtype.kind in "iu" and (found != values).any():
+        raise ValueError(f"its elements go from {values.min()} to {values.max()}, and its output has {dtype}")
+    return found
 
 
 def _reduced(ufunc: np.ufunc, values: Array, starts: Sequence[Starts | None]) -> Array:

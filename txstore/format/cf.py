@@ -18,7 +18,7 @@ import numpy.typing as npt
 from txstore.format.documents import Described
 
 #: Attributes that say which numbers, or dates, the elements are.
-_MEANING = ("units", "calendar", "scale_factor", "add_offset", "_Unsigned", "_FillValue", "missing_value")
+MEANING = ("units", "calendar", "scale_factor", "add_offset", "_Unsigned", "_FillValue", "missing_value")
 #: Those that say so of elements of one data type, and of no other: xarray stores booleans as integers with `dtype`.
 OF_TYPE = frozenset({"_FillValue", "missing_value", "_Unsigned", "dtype"})
 _PACKED = ("scale_factor", "add_offset")
@@ -66,7 +66,7 @@ def meaning_attributes(array: Described) -> dict[str, Any]:
     In Zarr 2, xarray stores `_FillValue` as the fill value, and takes that of any array for it. Here it counts if
     xarray can open the array, or it is packed: else it is that of an image, say, and a value like others.
     """
-    found = {name: array.attributes[name] for name in _MEANING if name in array.attributes}
+    found = {name: array.attributes[name] for name in MEANING if name in array.attributes}
     is_of_xarray = any(name in array.attributes for name in ("_ARRAY_DIMENSIONS", *_PACKED))
     if array.key.endswith(".zarray") and is_of_xarray and array.document.get("fill_value") is not None:
         found.setdefault("_FillValue", array.document["fill_value"])
