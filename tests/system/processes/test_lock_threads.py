@@ -226,7 +226,7 @@ def test_a_block_that_is_collected_inside_a_call_does_no_harm_to_its_thread(stor
 
 # --- nothing is lost
 def increment(store: TxStore, path: str, element: int) -> None:
-    """As docs/how-to/processes.md has it: an array that was opened before, or is opened now, makes no difference."""
+    """As docs/how-to/together.md has it: an array that was opened before, or is opened now, makes no difference."""
     with store.lock(path, element):
         z = zarr.open_array(store, path=path)
         z[element] = z[element] + 1
