@@ -628,6 +628,15 @@ def test_a_short_chunk_of_which_hdf5_tells_nothing(repo: txstore.Repository, tmp
     assert opened(repo)["sparse"][:].sum() == 4
 
 
+def test_files_whose_axes_have_no_names_are_joined(repo: txstore.Repository, tmp_path: Path) -> None:
+    """h5netcdf numbers the axes of a file, by their lengths."""
+    for rows in (5, 4):
+        with h5py.File(tmp_path / f"{rows}.nc", "w") as file:
+            file["a"], file["b"] = np.full((rows, 3), rows), np.full(4, rows)
+    repo.import_from([tmp_path / "5.nc", tmp_path / "4.nc"], concat=0)
+    assert [*opened(repo)["a"][:, 0], *opened(repo)["b"][:]] == [5] * 5 + [4] * 4 + [5] * 4 + [4] * 4
+
+
 @pytest.mark.parametrize("is_shuffled", [True, False])
 def test_two_chunks_at_one_place(repo: txstore.Repository, tmp_path: Path, is_shuffled: bool) -> None:
     """HDF5 tells of the first, and reads the second."""

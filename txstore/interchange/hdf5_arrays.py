@@ -169,7 +169,7 @@ def _stored(node: Any, place: tuple[int, ...]) -> tuple[int, int, memoryview] | 
     if size > bounded_codecs.MOST_IN_MEMORY:
         raise ValueError(f"its chunk at {place} has {size:,} bytes")
     try:
-        mask, content = node.id.read_direct_chunk(place) if node.id.get_num_chunks() else (0, None)
+        mask, content = node.id.read_direct_chunk(place) if is_told or node.id.get_num_chunks() else (0, None)
     except (RuntimeError, OSError, MemoryError) as error:
         if "not allocated" not in str(error):
             raise ValueError(f"its chunk at {place} can't be read ({error or 'it has no bytes'})") from None
