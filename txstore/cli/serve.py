@@ -134,8 +134,8 @@ def redirecting_to(address: str) -> Iterator[Path]:
 def _ended_as_by_ctrl_c() -> Iterator[None]:
     """Let SIGTERM raise `KeyboardInterrupt` while the block runs, so that what it has made is deleted.
 
-    SIGHUP does what SIGTERM does at that time: a running server has a handler for it that raises nothing, and Python
-    drops what is raised while it deletes an object.
+    SIGHUP sends SIGTERM: a server that runs has a handler for that which raises nothing. What a handler raises while
+    an object is deleted, Python drops.
     """
     handlers = {
         signal.SIGTERM: signal.default_int_handler,

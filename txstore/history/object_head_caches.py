@@ -190,14 +190,10 @@ class _HeadCacheWriter:
         with contextlib.suppress(OSError, RuntimeError):  # the commit is valid without a head cache
             with contextlib.suppress(OSError):  # the server may have stored it nevertheless
                 self._storage.objects.put(path, [fixed + tail])
-            if self._end_of(stored) != tail:
-                self._storage.objects.put(path, [fixed])
-
-    def _end_of(self, stored: Stored) -> bytes | None:
-        try:
-            return self._storage.read_tail(stored.path, TAIL)[0]
-        except OSError:
-            return None  # a vacuum has deleted it, or nobody can tell
+            with contextlib.suppress(OSError):  # a vacuum has deleted it, or nobody can tell
+                if self._storage.read_tail(stored.path, TAIL)[0] == tail:
+                    return
+            self._storage.objects.put(path, [fixed])
 
 
 @atexit.register

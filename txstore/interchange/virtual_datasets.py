@@ -60,8 +60,8 @@ def write_virtual(
     group : str
         The path of the group; "" is the root. Groups that are missing above it are made.
     mode : {"w-", "w", "a"}, optional
-        "w-", the default: the group must not exist. "w" replaces it. "a" keeps its other arrays, and replaces chunks of
-        an array if the new one is like it. Not with `append_dim`.
+        "w-", the default: the group must not exist. "w" replaces it. "a" keeps its other arrays, and replaces an array
+        if the new one is like it. Not with `append_dim`.
     append_dim : str, optional
         Append to the arrays of the group along this dimension. They have to end at the end of a chunk.
     write_inherited_coords : bool

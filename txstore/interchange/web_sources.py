@@ -47,7 +47,7 @@ class AnswerInMemory(BoundedAnswer):
 
 
 class _BoundedStream:
-    """What caches of fsspec write to a disk, piece by piece."""
+    """A stream of at most `MOST_IN_MEMORY` bytes. Caches of fsspec write it to a disk, piece by piece."""
 
     def __init__(self, stream: aiohttp.StreamReader) -> None:
         self._stream, self._left = stream, MOST_IN_MEMORY

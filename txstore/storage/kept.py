@@ -2,8 +2,9 @@
 
 Pieces of remote packs are kept by pack and offset, in memory and, if the caller names one, in a local directory. Packs
 are immutable, so a piece never goes stale. The id of a pack is random, so one cache can hold pieces of all
-repositories. An erasure empties a cache before it reads on (`PackCache.heed`). Who empties a directory first writes a
-random number in the place of a piece: a process that has then stored a piece looks at it, and deletes the piece.
+repositories. An erasure empties a cache before it reads on (`PackCache.heed`). A process that empties a directory
+first writes another random number there, as a piece. Each process that has stored a piece looks at the number
+afterwards: if it has changed, the process deletes the piece.
 
 The directory is limited in bytes, shared by the processes of one user, and safe to lose. Each piece is one file,
 `<xx>/<pack>/<offset>-<length>` in hexadecimal, which ends in a checksum of pack, offset and content. A process writes
