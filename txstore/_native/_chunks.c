@@ -390,15 +390,18 @@ work(void *argument)
     return NULL;
 }
 
-/* Processes all rows, on this thread and up to `threads` - 1 others. REQUIRES: no GIL. Returns -1 if another call works on
- * the batch: its rows belong to one call at a time. */
+/* Processes all rows, on this thread and up to `threads` - 1 others. Returns -1, and sets an error, if another call works
+ * on the batch: its rows belong to one call at a time. */
 static int
 run(call *c, int threads)
 {
-    if (atomic_flag_test_and_set(&c->batch->in_use))
+    if (atomic_flag_test_and_set(&c->batch->in_use)) {
+        PyErr_SetString(PyExc_RuntimeError, "another thread reads or encodes this batch");
         return -1;
+    }
     pthread_t others[MAX_THREADS];
     int started = 0;
+    Py_BEGIN_ALLOW_THREADS
     if (threads > MAX_THREADS)
         threads = MAX_THREADS;
     if (threads > c->batch->count)
@@ -408,14 +411,9 @@ run(call *c, int threads)
     work(c);
     for (int i = 0; i < started; i++)
         pthread_join(others[i], NULL);
+    Py_END_ALLOW_THREADS
     atomic_flag_clear(&c->batch->in_use);
     return 0;
-}
-
-static void
-raise_in_use(void)
-{
-    PyErr_SetString(PyExc_RuntimeError, "another thread reads or encodes this batch");
 }
 
 /* ---- Reading ----------------------------------------------------------------------------------------------------- */
@@ -643,19 +641,14 @@ batch_read(PyObject *self, PyObject *args)
     batch *b = (batch *)self;
     PyObject *list, *result = NULL;
     Py_buffer table, *packs;
-    int threads, failed;
+    int threads;
     if (!PyArg_ParseTuple(args, "O!y*i:read", &PyList_Type, &list, &table, &threads))
         return NULL;
     Py_ssize_t count = PyList_GET_SIZE(list);
     if ((packs = open_packs(b, list, &table)) == NULL)
         goto done;
     call c = {.batch = b, .do_row = read_row, .packs = packs, .pack_count = count, .table = table.buf};
-    Py_BEGIN_ALLOW_THREADS
-    failed = run(&c, threads);
-    Py_END_ALLOW_THREADS
-    if (failed)
-        raise_in_use();
-    else if ((result = PyBytes_FromStringAndSize(NULL, b->count)) != NULL)
+    if (run(&c, threads) == 0 && (result = PyBytes_FromStringAndSize(NULL, b->count)) != NULL)
         for (Py_ssize_t i = 0; i < b->count; i++)
             PyBytes_AS_STRING(result)[i] = (char)(b->rows[i].status < 0 ? ROW_ODD : b->rows[i].status);
     close_packs(packs, count);
@@ -919,7 +912,7 @@ batch_encode(PyObject *self, PyObject *args)
     Py_buffer seen, arena, table = {0}, *packs = NULL;
     long long position;
     unsigned long long sequence;
-    int threads, failed;
+    int threads;
     if (!PyArg_ParseTuple(args, "O!y*w*LKi|O!y*:encode", &PyTuple_Type, &keys, &seen, &arena, &position, &sequence, &threads,
                           &PyList_Type, &list, &table))
         return NULL;
@@ -950,15 +943,10 @@ batch_encode(PyObject *self, PyObject *args)
               .position = position,
               .sequence = sequence};
     pthread_mutex_init(&c.placing, NULL);
-    Py_BEGIN_ALLOW_THREADS
-    failed = run(&c, threads);
-    Py_END_ALLOW_THREADS
+    if (run(&c, threads) == 0)
+        result = Py_BuildValue("(LK)", (long long)c.used, (unsigned long long)c.placed);
     pthread_mutex_destroy(&c.placing);
     close_packs(packs, count);
-    if (failed)
-        raise_in_use();
-    else
-        result = Py_BuildValue("(LK)", (long long)c.used, (unsigned long long)c.placed);
 done:
     PyBuffer_Release(&table);
     PyBuffer_Release(&seen);
