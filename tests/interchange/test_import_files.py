@@ -628,6 +628,27 @@ def test_a_short_chunk_of_which_hdf5_tells_nothing(repo: txstore.Repository, tmp
     assert opened(repo)["sparse"][:].sum() == 4
 
 
+def test_chunks_that_were_never_written_are_asked_for_again(tmp_path: Path) -> None:
+    """As blocks of an import do that end within them. HDF5 says so in other words once it has read there."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        made = file.create_dataset("a", (6, 6), "u1", chunks=(2, 2), maxshape=(6, None), compression="gzip")
+        made[:2] = 1
+    with h5py.File(tmp_path / "a.h5") as file:
+        made = file["a"]
+        for _ in range(2):
+            assert not hdf5_arrays.check_chunks(made, (slice(0, 6), slice(0, 6)))
+            assert made[:].sum() == 12
+
+
+def test_files_whose_axes_have_no_names_are_joined(repo: txstore.Repository, tmp_path: Path) -> None:
+    """h5netcdf numbers the axes of a file, by their lengths."""
+    for rows in (5, 4):
+        with h5py.File(tmp_path / f"{rows}.nc", "w") as file:
+            file["a"], file["b"] = np.full((rows, 3), rows), np.full(4, rows)
+    repo.import_from([tmp_path / "5.nc", tmp_path / "4.nc"], concat=0)
+    assert [*opened(repo)["a"][:, 0], *opened(repo)["b"][:]] == [5] * 5 + [4] * 4 + [5] * 4 + [4] * 4
+
+
 @pytest.mark.parametrize("is_shuffled", [True, False])
 def test_two_chunks_at_one_place(repo: txstore.Repository, tmp_path: Path, is_shuffled: bool) -> None:
     """HDF5 tells of the first, and reads the second."""

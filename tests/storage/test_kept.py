@@ -200,6 +200,28 @@ def test_what_was_fetched_before_another_process_emptied_it_is_not_kept(path: Pa
     assert on_disk(path).find(ID, 0, 100) == piece(0, 100)
 
 
+def test_two_threads_keep_what_was_fetched_before_another_process_emptied_it(path: Path) -> None:
+    """The second one keeps its piece while the first one finds out."""
+
+    class Memory(PieceMemory):
+        meanwhile: Callable[[], None] | None = None
+
+        def forget_all(self) -> None:
+            work, self.meanwhile = self.meanwhile, None
+            if work is not None:
+                work()
+            super().forget_all()
+
+    memory = Memory(1 << 20)
+    cache = PackCache(CacheDirectory(str(path), 64 << 20), memory)
+    since = cache.state
+    memory.meanwhile = lambda: cache.keep(OTHER, 0, piece(0, 100), since=since)
+    on_disk(path).forget_all()
+    cache.keep(ID, 0, piece(0, 100), since=since)
+    for pack in (ID, OTHER):
+        assert cache.find(pack, 0, 100) is on_disk(path).find(pack, 0, 100) is None
+
+
 # --- on disk
 
 

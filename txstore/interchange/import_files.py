@@ -298,9 +298,10 @@ def _check_fits(job: _Job, place: Place, path: str, first: ForeignArray, array: 
             f"{said}: other {', '.join(names)}, so its numbers mean something else. Let xarray convert them: "
             "xarray.open_mfdataset(...).to_zarr(store)",
         )
-    pairs = zip(first.dimensions, array.dimensions, strict=False)
-    if any(here != there for here, there in pairs if here is not None and there is not None):
-        raise SourceError(place.url, f"{said}: its dimensions are {array.dimensions}, not {first.dimensions}")
+    for pair in zip(first.dimensions, array.dimensions, strict=False):
+        # h5netcdf numbers those without a name, by the lengths in the file.
+        if len({name for name in pair if name is not None and not name.startswith("phony_dim_")}) > 1:
+            raise SourceError(place.url, f"{said}: its dimensions are {array.dimensions}, not {first.dimensions}")
     others = [n for number, n in enumerate(array.shape) if number != axis]
     if len(array.shape) != len(first.shape) or others != [n for i, n in enumerate(first.shape) if i != axis]:
         if axis is None and job.concat is not None:

@@ -209,11 +209,6 @@ async def answer_in_pieces(
                 gone.cancel()
 
 
-async def answer_part(scope: Scope, send: Send, selected: Selected, kind: bytes, part: bytes) -> None:
-    """Send what was selected, which is at hand."""
-    await answer(scope, send, selected.status, selected.headers, part, kind=kind if selected.status < 300 else None)
-
-
 def is_current(scope: Scope, tag: bytes) -> bool:
     """Tell whether the client has the content with a tag, as it says by `If-None-Match`."""
     header = headers_of(scope).get(b"if-none-match")

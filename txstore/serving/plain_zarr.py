@@ -39,7 +39,6 @@ from txstore.serving.answers import (
     Scope,
     Send,
     answer_in_pieces,
-    answer_part,
     fetched_at_once,
     headers_of,
     select,
@@ -94,15 +93,14 @@ class PlainZarr:
         is_foreign = found.kind == packfile.REF_FOREIGN
         length = _there_is(await in_thread(snapshot.size_of, key), key) if is_foreign else found.length
         selected = select(scope, _tag(snapshot, found), length, REVALIDATED)
-        span, kind = selected.span, _kind_of(key)
+        span = selected.span
         if self._is_ranged or is_foreign:
             pieces = _fetched(snapshot, key, found, span, length)
-            await answer_in_pieces(scope, receive, send, selected, kind, pieces)
         elif length <= PIECE:
-            await answer_part(scope, send, selected, kind, bytes(_mapped(snapshot, key, found, span)))
+            pieces = _cut(_mapped(snapshot, key, found, span))
         else:
-            view = await in_thread(_mapped, snapshot, key, found, span)
-            await answer_in_pieces(scope, receive, send, selected, kind, _cut(view))
+            pieces = _cut(await in_thread(_mapped, snapshot, key, found, span))
+        await answer_in_pieces(scope, receive, send, selected, _kind_of(key), pieces)
 
 
 def _mapped(snapshot: Snapshot, key: str, found: Found, span: range) -> memoryview:

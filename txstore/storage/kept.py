@@ -397,8 +397,7 @@ class PackCache:
     def __init__(self, directory: CacheDirectory | None = None, memory: PieceMemory = _shared) -> None:
         self._directory = directory
         self._memory = memory
-        self._emptied: bytes | None = None
-        self._was_emptied()
+        self._emptied = self._look()
 
     @property
     def state(self) -> int:
@@ -418,8 +417,9 @@ class PackCache:
             self._memory.keep(pack_id, offset, content)
         if self._directory is not None:
             self._directory.keep(pack_id, offset, content)
-            if self._was_emptied():  # by another process: what threads are asking for may be from before, too
-                self._memory.forget_all()
+            if (emptied := self._look()) != self._emptied:  # by another process
+                self._memory.forget_all()  # first: it tells other threads that their pieces may be from before, too
+                self._emptied = emptied
                 self._directory.forget(pack_id)
         if since is not None and since != self.state:
             self.forget(pack_id)
@@ -474,18 +474,15 @@ class PackCache:
             if part.find(erasures, 0) is None:
                 part.forget_all()
                 part.keep(erasures, 0, b"\0")  # as if it were a piece of a pack
-        self._was_emptied()
+        self._emptied = self._look()
 
     def forget_all(self) -> None:
         for part in self._parts():
             part.forget_all()
-        self._was_emptied()
+        self._emptied = self._look()
 
-    def _was_emptied(self) -> bool:
-        """Tell whether a process has emptied the directory since this was called last."""
-        known = self._emptied
-        self._emptied = None if self._directory is None else self._directory.emptied()
-        return known != self._emptied
+    def _look(self) -> bytes | None:
+        return None if self._directory is None else self._directory.emptied()
 
     def _parts(self) -> Iterator[PieceMemory | CacheDirectory]:
         if self._directory is not None:
