@@ -93,8 +93,7 @@ def as_dtype(values: Array, dtype: np.dtype[Any]) -> Array:
         found = np.where(rounded >= limits.max, dtype.type(limits.max), found)
         return np.where(np.isnan(rounded), dtype.type(0), found)
     found = values.astype(dtype, copy=False)
-    is_narrower = dtype.kind in "iu" and values.dtype.kind in "iu" and not np.can_cast(values.dtype, dtype)
-    if is_narrower and (found != values).any():
+    if found is not values and {values.dtype.kind, dtype.kind} <= {"i", "u"} and (found != values).any():
         raise ValueError(f"its elements go from {values.min()} to {values.max()}, and its output has {dtype}")
     return found
 

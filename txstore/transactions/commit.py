@@ -84,7 +84,7 @@ def commit(tx: Lifecycle, message: str | None, *, allow_lost: bool) -> Snapshot 
             _log.debug("%s: commit conflicts: %s", url, error)
             observing.count("commit.conflicts", 1)
             if tx.staging.has_erased:  # I12: the erasure did not see what this process has uploaded only then
-                with suppress(OSError, TransactionStateError):  # another process may have joined it meanwhile
+                with suppress(OSError):
                     roll_back(tx)
             raise
         if made is not None and made.stored is not None:
