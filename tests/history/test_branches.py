@@ -3,6 +3,7 @@
 import os
 from datetime import timedelta
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -22,8 +23,8 @@ def commit(repo: txstore.Repository, values: dict[str, bytes], branch: str = "ma
     return repo.head(branch)
 
 
-def on(repo: txstore.Repository, branch: str = "main") -> dict[str, bytes]:
-    return {key: bytes(value) for key, value in repo.mapping(branch=branch).items()}
+def on(repo: txstore.Repository, branch: str = "main", at: Any = None) -> dict[str, bytes]:
+    return {key: bytes(value) for key, value in repo.mapping(at, branch=branch).items()}
 
 
 @pytest.fixture

@@ -42,7 +42,8 @@ def test_a_commit_in_the_middle_is_missing(repo: txstore.Repository, tmp_path: P
         transaction["late"] = b"1"
     assert sorted((path / "commits/main").iterdir()) == before
     report = txstore.Repository(path).verify(repair=True)
-    assert [fault.path for fault in report.faults] == ["commits/main/0000000002"]
+    lost = ["commits/main/0000000002", "commits/main/0000000003"]
+    assert [fault.path for fault in report.faults] == lost[: 1 + is_copy]  # without head caches, nothing tells of 3
     assert sorted(txstore.Repository(path).mapping()) == ["0", "1"]
     set_keys(txstore.Repository(path), {"late": b"1"})
     assert txstore.Repository(path).verify().ok

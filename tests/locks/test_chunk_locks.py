@@ -23,8 +23,7 @@ from tests.tools.waiting import wait_until
 from tests.tools.workers import QUICK
 from txstore.errors import LocksLostError, LocksUnavailableError, LockTimeoutError, TransactionStateError
 from txstore.locks.chunk_locks import ChunkLocks
-from txstore.locks.holders import Holders, find_holders
-from txstore.locks.lock_file import HEADER, KIND_NUMBERS, MAGIC, LockHeader
+from txstore.locks.lock_file import HEADER, KIND_NUMBERS, MAGIC, Holders, LockHeader, find_holders
 from txstore.locks.slot_hash import SlotHash
 
 LINUX = sys.platform == "linux"

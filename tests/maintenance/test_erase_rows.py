@@ -19,7 +19,7 @@ import zarr
 import txstore
 from tests.maintenance.erased_rows import Contents, array_of, check, contents, files_of, leaks
 from tests.tools.faults import Killed, watch
-from txstore.labels.choosing import Choice
+from txstore.labels.erasing import Choice
 from txstore.maintenance import erase as erasing
 
 DRAWN = random.Random(3)

@@ -138,12 +138,8 @@ class _Slice(NamedTuple):
     is_whole: bool
 
 
-class _Views(NamedTuple):
-    offsets: memoryview
-    lengths: memoryview
-    checksums: memoryview
-    kinds: memoryview
-    is_whole: bool
+#: Offsets, lengths, checksums and kinds of the frames of one pack, and whether all of them were found.
+_Views = tuple[memoryview, memoryview, memoryview, memoryview, bool]
 
 
 class Values:
@@ -201,7 +197,7 @@ class Values:
         lengths_at = found.start + 8 * found.frames
         sums_at = lengths_at + 8 * found.frames
         kinds_at = sums_at + 4 * found.frames
-        self._views[pack_id] = views = _Views(
+        self._views[pack_id] = views = (
             self._map[found.start : lengths_at].cast("Q"),
             self._map[lengths_at:sums_at].cast("Q"),
             self._map[sums_at:kinds_at].cast("I"),

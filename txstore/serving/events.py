@@ -24,7 +24,7 @@ from txstore.format.documents import describe
 from txstore.format.keys import document_key
 from txstore.format.mapping import Hierarchy
 from txstore.format.tree import members
-from txstore.locks.holders import Holder, Holders, find_holders, whose_turn
+from txstore.locks.lock_file import Holder, Holders, find_holders, whose_turn
 from txstore.serving.answers import PROTECTED, Failure, Receive, Scope, Send, encoded, until_gone
 from txstore.storage.request_threads import in_thread
 from txstore.store import OpenedRepository

@@ -23,7 +23,7 @@ from tests.tools.faults import always, watch
 from tests.tools.waiting import TIMEOUT, wait_until
 from tests.tools.workers import QUICK
 from txstore.errors import ConflictError
-from txstore.locks.holders import whose_turn
+from txstore.locks.lock_file import whose_turn
 from txstore.storage import commit_lock
 
 pytestmark = pytest.mark.skipif(sys.platform != "linux", reason="elsewhere nobody queues")
