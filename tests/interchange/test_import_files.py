@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import signal
 import struct
+import tracemalloc
 import zlib
 from contextlib import closing
 from pathlib import Path
@@ -638,6 +639,19 @@ def test_chunks_that_were_never_written_are_asked_for_again(tmp_path: Path) -> N
         for _ in range(2):
             assert not hdf5_arrays.check_chunks(made, (slice(0, 6), slice(0, 6)))
             assert made[:].sum() == 12
+
+
+def test_a_long_chunk_that_was_never_written_takes_no_memory(tmp_path: Path) -> None:
+    """A file of a few kilobytes may declare it."""
+    with h5py.File(tmp_path / "a.h5", "w") as file:
+        made = file.create_dataset("a", (10,), "u1", chunks=(1 << 28,), maxshape=(None,), shuffle=True)
+        tracemalloc.start()
+        try:
+            assert not hdf5_arrays.check_chunks(made, (slice(0, 10),))
+            _, peak = tracemalloc.get_traced_memory()
+        finally:
+            tracemalloc.stop()
+    assert peak < 1 << 20
 
 
 def test_files_whose_axes_have_no_names_are_joined(repo: txstore.Repository, tmp_path: Path) -> None:

@@ -115,10 +115,11 @@ def check_chunks(node: Any, selection: Selection) -> bool:
     for place in itertools.product(*places):
         stored = _stored(node, place, is_filtered=bool(filters))
         is_at_end = any(at + side > end for at, side, end in zip(place, node.chunks, node.shape, strict=True))
-        own = [] if filters and is_at_end and is_raw_at_end() else filters
         if stored is None:
             are_written = False
-        elif not is_trusted and (found := _decoded(*stored, own, size)) != size:
+            continue
+        own = [] if filters and is_at_end and is_raw_at_end() else filters
+        if not is_trusted and (found := _decoded(*stored, own, size)) != size:
             raise ValueError(f"its chunk at {place} decodes to {found:,} bytes, or more, instead of {size:,}")
     return are_written
 
@@ -150,7 +151,7 @@ def _is_raw_at_end(node: Any, size: int) -> bool:
             content = made.read_direct_chunk((0,) * axes)[1]
         except (TypeError, ValueError, RuntimeError, OSError, MemoryError):
             return True
-    return len(content) == size and not any(content)
+    return bytes(content) == bytes(size)
 
 
 def _stored(node: Any, place: tuple[int, ...], *, is_filtered: bool) -> tuple[int, int, memoryview] | None:
