@@ -177,6 +177,7 @@ def test_a_head_cache_that_a_process_writes_late_has_nothing_of_it(monkeypatch: 
     eraser.erase("s")
     if then == "vacuumed":
         eraser.vacuum(keep=1)
+    finish_head_cache(eraser)
     goes_on.set()
     finish_head_cache(writer)
     assert head_cache_of(writer).version == 0  # it was written, and late
