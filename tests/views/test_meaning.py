@@ -110,9 +110,8 @@ def test_a_source_changes_before_its_outputs_are_derived_first(
             change(store)
 
     def derive() -> None:
-        repo.run(declare)
-        if when == "follow":
-            repo.run(change)
+        for step in [declare] if when == "commit" else [declare, change]:
+            repo.run(step)
         _updated(repo)
 
     if is_widened:
