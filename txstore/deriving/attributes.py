@@ -39,6 +39,8 @@ def followed(
     derived as a whole. What the source had when the output was made isn't known then: so what says which numbers the
     elements are is taken from the source.
     """
+    if before is not None and before.attributes == after.attributes:
+        return None
     new = handed_on(stage, after, is_of_its_type=is_of_its_type)
     if before is not None:
         old = handed_on(stage, before, is_of_its_type=is_of_its_type)

@@ -13,7 +13,7 @@ import operator
 import os
 import threading
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
 from itertools import islice
@@ -187,7 +187,9 @@ class Derivation:
         before, (after, cut) = self._commit.before(stage.source), self._array(stage.source)
         if self._is_new:
             before = None
-        elif before is None or before.kind != "array" or _documents(before) == _documents(after):
+        elif before is None or before.kind != "array":
+            return False
+        if before is not None and (before.content, before.attributes) == (after.content, after.attributes):
             return False
         own, new = _native(_dtype(output, grid)), _native(_dtype(after, cut))
         old = new if before is None else _native(_dtype(before, before.grid()))
@@ -360,10 +362,6 @@ def _bounded(chunks: Iterable[Chunk], path: str) -> Iterator[Chunk]:
 def _dtype(array: Described, grid: Grid) -> np.dtype[Any]:
     (key,) = grid.keys([(0,) * len(grid.shape)])
     return ChunkCodec.of(array, key).dtype
-
-
-def _documents(array: Described) -> tuple[bytes, Mapping[str, Any]]:
-    return array.content, array.attributes
 
 
 def _native(dtype: np.dtype[Any]) -> np.dtype[Any]:
